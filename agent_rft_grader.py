@@ -73,22 +73,42 @@ def run_untrusted(
         ValueError: a file's name or a limit is invalid, or there are too many runs, or too much to run.
     """
     global _number
-    given = {} if files is None else files
-    parts = [_bytes(text) for text in (code, stdin, *given.values())]
+    request = packed(code, stdin, files, limits)
     with _lock:
         if _channel is None:
             raise _failed(NO_SANDBOX)
         _number += 1
         head = _turn + _number.to_bytes(4, "big")
         try:
-            request = frames.pack({"files": list(given), "limits": dict(limits or {})}, parts)
             for packet in frames.chunks(head, request):
                 _channel.send(packet)
-            answer, output = frames.unpack(_receive(_channel, head))
+            message = _receive(_channel, head)
         except (OSError, EOFError):
             raise _failed("the process that runs untrusted code has ended") from None
+    try:
+        return unpacked(message)
+    except NoSandbox as error:
+        raise _failed(str(error)) from None
+
+
+def packed(
+    code: str, stdin: str | bytes, files: Mapping[str, str | bytes] | None, limits: Mapping[str, float] | None
+) -> bytes:
+    """The request for a run."""
+    given = {} if files is None else files
+    parts = [_bytes(text) for text in (code, stdin, *given.values())]
+    return frames.pack({"files": list(given), "limits": dict(limits or {})}, parts)
+
+
+def unpacked(message: bytes) -> UntrustedRun:
+    """What the answer to a request says.
+
+    Raises:
+        NoSandbox, ValueError: as `run_untrusted`.
+    """
+    answer, output = frames.unpack(message)
     if "no_sandbox" in answer:
-        raise _failed(f"there is no sandbox for untrusted code: {answer['no_sandbox']}")
+        raise NoSandbox(f"there is no sandbox for untrusted code: {answer['no_sandbox']}")
     if "refused" in answer:
         raise ValueError(f"run_untrusted: {answer['refused']}")
     stdout, stderr = (text.decode(errors="replace") for text in output)

@@ -36,14 +36,14 @@ def decode(frame: bytes) -> dict[str, Any]:
     return message
 
 
-def checked_length(header: bytes) -> int:
+def checked_length(header: bytes, most: int = MAX_FRAME_BYTES) -> int:
     """The length in a frame's header.
 
     Raises:
         ValueError: it is too large.
     """
     length = int.from_bytes(header, "big")
-    if length > MAX_FRAME_BYTES:
+    if length > most:
         raise ValueError(f"a message of {length} bytes")
     return length
 
@@ -63,7 +63,12 @@ def receive(channel: socket.socket, deadline: float) -> dict[str, Any]:
         EOFError: the channel was closed before.
         ValueError: the message is invalid.
     """
-    return decode(_exactly(channel, checked_length(_exactly(channel, 4, deadline)), deadline))
+    return decode(receive_bytes(channel, deadline))
+
+
+def receive_bytes(channel: socket.socket, deadline: float, most: int = MAX_FRAME_BYTES) -> bytes:
+    """The bytes of one message; raises as `receive`."""
+    return _exactly(channel, checked_length(_exactly(channel, 4, deadline), most), deadline)
 
 
 def send(channel: socket.socket, body: bytes) -> None:

@@ -33,6 +33,7 @@ MAIN = "main.py"
 DEFAULTS: dict[str, float] = {"wall_s": 10.0, "cpu_s": 10.0, "memory_bytes": 512 << 20, "output_bytes": 64 << 10}
 LEAST: dict[str, float] = {"wall_s": 0.1, "cpu_s": 0.1, "memory_bytes": 64 << 20, "output_bytes": 0}
 MOST: dict[str, float] = {"wall_s": 120.0, "cpu_s": 240.0, "memory_bytes": 2 << 30, "output_bytes": 1 << 20}
+MAX_OUTCOME_BYTES = 2 * int(MOST["output_bytes"]) + frames.MAX_FRAME_BYTES
 RunnerConfig = dict[str, Any]
 Hold = Callable[[RunnerConfig], bool]
 
@@ -110,12 +111,7 @@ class Runner:
             limits = checked(request, self._config["launch"]["memory_bytes"])
         except ValueError as error:
             return frames.pack({"refused": str(error)})
-        launch = {**self._config["launch"], "memory_bytes": limits["memory_bytes"]}
-        worker = {**self._config["worker"], "run": limits, "main": MAIN}
-        worker["limits"] = {**worker["limits"], "AS": limits["memory_bytes"]}
-        for config, name in ((launch, "become"), (worker, "uid")):
-            if config[name] is not None:
-                config[name] = unused_id(*self._config["ids"])
+        launch, worker = of_one_run(self._config, limits)
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
@@ -141,9 +137,7 @@ class Runner:
             said = frames.decode(self._frame(channel, deadline))
         except (OSError, EOFError, ValueError):
             raise NotStarted("the sandbox ended before the code was run") from None
-        failed = [name for name in self._config["protections"] if not said.get("holds", {}).get(name)]
-        if failed:
-            raise NotStarted(said.get("error") or f"it lacks protections: {', '.join(failed)}")
+        check_holds(self._config, said)
 
     def _outcome(self, channel: socket.socket, request: bytes, wall_s: float) -> bytes | None:
         """What the sandbox says about its run; None if it was killed."""
@@ -154,7 +148,7 @@ class Runner:
 
     def _frame(self, channel: socket.socket, deadline: float) -> bytes:
         length = int.from_bytes(self._exactly(channel, 4, deadline), "big")
-        if length > 2 * int(MOST["output_bytes"]) + frames.MAX_FRAME_BYTES:
+        if length > MAX_OUTCOME_BYTES:
             raise ValueError(f"a message of {length} bytes")
         return self._exactly(channel, length, deadline)
 
@@ -198,6 +192,28 @@ def hold_in_this_process(hold: Hold, launch: RunnerConfig, channel: socket.socke
             frames.send(socket.socket(fileno=0), json.dumps({"error": str(error)}).encode())
     finally:
         os._exit(status)
+
+
+def of_one_run(config: RunnerConfig, limits: dict[str, float]) -> tuple[RunnerConfig, RunnerConfig]:
+    """What holds the sandbox of one run, and its first process, are told."""
+    launch = {**config["launch"], "memory_bytes": limits["memory_bytes"]}
+    worker = {**config["worker"], "run": limits, "main": MAIN}
+    worker["limits"] = {**worker["limits"], "AS": limits["memory_bytes"]}
+    for told, name in ((launch, "become"), (worker, "uid")):
+        if told[name] is not None:
+            told[name] = unused_id(*config["ids"])
+    return launch, worker
+
+
+def check_holds(config: RunnerConfig, said: dict[str, Any]) -> None:
+    """Check what the first process of a sandbox says about its protections.
+
+    Raises:
+        NotStarted: one is missing.
+    """
+    failed = [name for name in config["protections"] if not said.get("holds", {}).get(name)]
+    if failed:
+        raise NotStarted(said.get("error") or f"it lacks protections: {', '.join(failed)}")
 
 
 def unused_id(first: int, last: int) -> int:

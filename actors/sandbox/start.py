@@ -154,19 +154,7 @@ def start(source: str, way: Way, limits: SandboxLimits, *, timeout_s: float, cpu
         SandboxFailed: it was not ready within `timeout_s`, or lacks a protection.
     """
     _check_needs(way)
-    ours, theirs = socket.socketpair()
-    config = {**_launch_config(way, limits, "worker.py"), "runs": _runs_config(way, limits)}
-    command = [_python(), "-I", "-S", "-B", str(HERE / "launcher.py"), json.dumps(config)]
-    with theirs:
-        process = subprocess.Popen(
-            command,
-            stdin=theirs.fileno(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env={},
-            cwd="/",
-            start_new_session=True,
-        )
+    process, ours = launch({**_launch_config(way, limits, "worker.py"), "runs": runs_config(way, limits)})
     try:
         deadline = time.monotonic() + timeout_s
         ours.settimeout(timeout_s)
@@ -179,7 +167,7 @@ def start(source: str, way: Way, limits: SandboxLimits, *, timeout_s: float, cpu
         frames.receive(ours, deadline)
     except BaseException as error:  # on any error, so that no sandbox is left behind
         ours.close()
-        output = _last_output(process)
+        output = last_output(process)
         if isinstance(error, TimeoutError):
             raise SandboxFailed(f"the grader's module was not loaded within {timeout_s:g} s", late=True) from None
         if isinstance(error, (OSError, EOFError, ValueError, KeyError)):
@@ -188,6 +176,23 @@ def start(source: str, way: Way, limits: SandboxLimits, *, timeout_s: float, cpu
         raise
     ours.settimeout(None)
     return Sandbox(process, ours, holds)
+
+
+def launch(config: dict[str, Any]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start the launcher; returns its process and the socket to the first process of its sandbox."""
+    ours, theirs = socket.socketpair()
+    command = [_python(), "-I", "-S", "-B", str(HERE / "launcher.py"), json.dumps(config)]
+    with theirs:
+        process = subprocess.Popen(
+            command,
+            stdin=theirs.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={},
+            cwd="/",
+            start_new_session=True,
+        )
+    return process, ours
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
@@ -200,7 +205,7 @@ def _end(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
-def _last_output(process: subprocess.Popen[bytes]) -> str:
+def last_output(process: subprocess.Popen[bytes]) -> str:
     """The last lines that launcher, bubblewrap or Python wrote to stderr."""
     assert process.stderr is not None
     try:
@@ -287,7 +292,7 @@ def _launch_config(way: Way, limits: SandboxLimits, script: str) -> dict[str, An
     }
 
 
-def _runs_config(way: Way, limits: SandboxLimits) -> dict[str, Any] | None:
+def runs_config(way: Way, limits: SandboxLimits) -> dict[str, Any] | None:
     """How the runner runs untrusted code; None if it cannot."""
     if way == "none":
         return None

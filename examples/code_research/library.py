@@ -10,11 +10,12 @@ import ast
 import re
 import sysconfig
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from examples.common.tool import Tool
 
 LEFT_OUT: Final = frozenset(
     {"__pycache__", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages", "test", "tests", "turtledemo"}
@@ -119,40 +120,7 @@ def _cut(line: str) -> str:
     return line if len(line) <= MAX_LINE_CHARS else line[: MAX_LINE_CHARS - 3] + "..."
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A function of the library and its description for the model."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, type]
-    """Names and types; the first is required."""
-    run: Callable[..., str]
-
-    def schema(self) -> dict[str, Any]:
-        """Its entry in `tools` of a row, in OpenAI's form."""
-        types = {str: "string", int: "integer"}
-        properties = {name: {"type": types[kind]} for name, kind in self.parameters.items()}
-        parameters = {"type": "object", "properties": properties, "required": list(self.parameters)[:1]}
-        function = {"name": self.name, "description": self.description, "parameters": parameters}
-        return {"type": "function", "function": function}
-
-    def call(self, library: Library, arguments: Any) -> str:
-        """The output for a call's arguments.
-
-        Raises:
-            ValueError: They are not what the tool takes; the message is for the model.
-        """
-        required = next(iter(self.parameters))
-        if not isinstance(arguments, dict) or required not in arguments:
-            raise ValueError(f"give {', '.join(self.parameters)}")
-        for name, value in arguments.items():
-            if name not in self.parameters or type(value) is not self.parameters[name]:
-                raise ValueError(f"give {', '.join(f'{n} ({t.__name__})' for n, t in self.parameters.items())}")
-        return self.run(library, **arguments)
-
-
-TOOLS: Final = {
+TOOLS: Final[dict[str, Tool[Library]]] = {
     tool.name: tool
     for tool in (
         Tool("search", "Lines with all words; definitions first.", {"query": str}, Library.search),

@@ -1,0 +1,63 @@
+"""Runs code under test for a process that is in no sandbox itself, such as a user's server; each run in a new sandbox.
+
+A run ends with the connection to this process: the launcher then kills all that is in its sandbox.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from actors.sandbox import frames, runner
+from actors.sandbox.start import RUN_LIMITS, SandboxReport, last_output, launch, runs_config, sandbox_report
+
+
+def run_alone(request: bytes) -> bytes:
+    """The answer to a request of `agent_rft_grader`: the outcome of its run, or why there is none; blocks."""
+    try:
+        limits = runner.checked(request, RUN_LIMITS.memory_bytes)
+    except ValueError as error:
+        return frames.pack({"refused": str(error)})
+    try:
+        return run_in(config_of(sandbox_report()), request, limits)
+    except runner.NotStarted as error:
+        return frames.pack({"no_sandbox": str(error)})
+
+
+def config_of(report: SandboxReport) -> runner.RunnerConfig:
+    """How runs are sandboxed on this machine.
+
+    Raises:
+        NotStarted: there is no way.
+    """
+    config = runs_config(report.way, RUN_LIMITS) if report.way else None
+    if config is None:
+        why = "; ".join(f"{way}: {reason}" for way, reason in report.missing.items())
+        raise runner.NotStarted(f"{why}: allow user namespaces, or install bubblewrap")
+    return config
+
+
+def run_in(config: runner.RunnerConfig, request: bytes, limits: dict[str, float]) -> bytes:
+    """The outcome of one run; raises NotStarted."""
+    launcher, worker = runner.of_one_run(config, limits)
+    process, channel = launch(launcher)
+    began: float | None = None
+    message: bytes | None = None
+    try:
+        frames.send(channel, json.dumps(worker).encode())
+        runner.check_holds(config, frames.receive(channel, time.monotonic() + runner.START_S))
+        began = time.monotonic()
+        frames.send(channel, request)
+        deadline = began + limits["wall_s"] + runner.GRACE_S
+        message = frames.receive_bytes(channel, deadline, runner.MAX_OUTCOME_BYTES)
+    except (OSError, EOFError, ValueError):
+        pass  # it was killed, or did not start
+    finally:
+        channel.close()  # which ends the launcher
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        said = last_output(process)
+    if began is None:
+        raise runner.NotStarted(said or "the sandbox ended before the code was run")
+    return runner.answer(message, process.returncode == runner.MEMORY_EXIT, limits, usage, began)

@@ -1,0 +1,47 @@
+"""A tool of an example: its schema for the model, and the check of a call's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+On = TypeVar("On")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool(Generic[On]):
+    """A function of something, such as a library or a session, and its description for the model."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, type]
+    """Names and types; the first ones are required."""
+    run: Callable[..., str]
+    num_required: int = 1
+
+    def schema(self) -> dict[str, Any]:
+        """Its entry in `tools` of a row, in OpenAI's form."""
+        types = {str: "string", int: "integer"}
+        properties = {name: {"type": types[kind]} for name, kind in self.parameters.items()}
+        required = list(self.parameters)[: self.num_required]
+        parameters = {"type": "object", "properties": properties, "required": required}
+        function = {"name": self.name, "description": self.description, "parameters": parameters}
+        return {"type": "function", "function": function}
+
+    def call(self, on: On, arguments: Any) -> str:
+        """The output for a call's arguments.
+
+        Raises:
+            ValueError: They are not what the tool takes; the message is for the model.
+        """
+        required = list(self.parameters)[: self.num_required]
+        if not isinstance(arguments, dict) or not all(name in arguments for name in required):
+            raise ValueError(f"give {', '.join(required or self.parameters) or 'no arguments'}")
+        for name, value in arguments.items():
+            if name not in self.parameters or type(value) is not self.parameters[name]:
+                takes = ", ".join(f"{name} ({kind.__name__})" for name, kind in self.parameters.items())
+                raise ValueError(f"give {takes or 'no arguments'}")
+            if isinstance(value, str):
+                value.encode()  # half a character could not be sent back
+        return self.run(on, **arguments)

@@ -1,0 +1,95 @@
+"""What is run of the model's code: its tests, its terminal, the linter, and the checks of the grade.
+
+All of it runs in a sandbox that is made for this run, has the files that are passed to it and no others, and is gone
+afterwards: no network, 256 MiB, 32 processes, five seconds of processor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from threading import BoundedSemaphore
+from typing import Final
+
+from agent_rft_server import UntrustedRun, run_untrusted
+from examples.swe.projects import Check, Project
+
+LIMITS: Final[dict[str, float]] = {"wall_s": 15, "cpu_s": 5, "memory_bytes": 256 << 20, "output_bytes": 16_384}
+MAX_OUTPUT_CHARS: Final = 1_500
+"""The end of a run's output, which the model is shown."""
+TESTS: Final = """\
+import sys, unittest
+unittest.main(module=None, argv=["tests", *sys.stdin.read().split()])
+"""
+CHECKS: Final = """\
+import json, sys
+task = json.load(sys.stdin)
+names, results = {}, []
+exec(task["setup"], names)
+for expression in task["expressions"]:
+    try:
+        results.append(repr(eval(expression, names)))
+    except Exception as error:
+        results.append("raises " + type(error).__name__)
+print()
+print(json.dumps(results))
+"""
+TERMINAL: Final = """\
+import code, json, sys
+console = code.InteractiveConsole()
+*before, last = json.load(sys.stdin)
+for text in before:
+    console.runsource(text, "<terminal>", "exec")
+for output in (sys.stdout, sys.stderr):
+    print(MARK, file=output, flush=True)
+console.runsource(last, "<terminal>", "exec")
+"""
+LINT: Final = (Path(__file__).parent / "lint.py").read_text("utf-8")
+Run = Callable[[str, str, Mapping[str, str], Mapping[str, float]], UntrustedRun]
+_AT_ONCE: Final = BoundedSemaphore(max(2, os.cpu_count() or 2))
+
+
+def sandboxed(code: str, stdin: str, files: Mapping[str, str], limits: Mapping[str, float]) -> UntrustedRun:
+    """A run in a sandbox; as many at a time as this machine has processors, others wait."""
+    with _AT_ONCE:
+        return run_untrusted(code, stdin, files, limits)
+
+
+def run_tests(files: Mapping[str, str], names: Sequence[str], run: Run = sandboxed) -> str:
+    """What unittest prints for the tests in these files, as they are now."""
+    done = run(TESTS, " ".join(names), files, LIMITS)
+    return _ended(done, f"{done.stdout}{done.stderr}")
+
+
+def run_terminal(files: Mapping[str, str], texts: Sequence[str], mark: str, run: Run = sandboxed) -> str:
+    """What the last text prints, after those before it have been run without being shown."""
+    done = run(f"MARK = {mark!r}\n{TERMINAL}", json.dumps(texts), files, LIMITS)
+    return _ended(done, "".join(text.partition(f"{mark}\n")[2] for text in (done.stdout, done.stderr)))
+
+
+def run_lint(files: Mapping[str, str], paths: Sequence[str], run: Run = sandboxed) -> list[str]:
+    """The findings in these files; the files are read and not run."""
+    done = run(LINT, "\n".join(paths), files, LIMITS)
+    stopped = [f"{paths[-1]}:1: the linter cannot read these files"] if done.exit else []
+    return done.stdout.splitlines() + stopped
+
+
+def failed_checks(project: Project, files: Mapping[str, str], run: Run = sandboxed) -> list[Check]:
+    """The checks that the package in `files` fails. Nothing else of the files is there, and no result to be copied."""
+    package = {path: text for path, text in files.items() if project.is_source(path)}
+    task = {"setup": project.setup, "expressions": [check.expression for check in project.checks]}
+    try:
+        done = run(CHECKS, json.dumps(task), package, LIMITS)
+        results = json.loads(done.stdout.rstrip("\n").rpartition("\n")[2])
+    except (ValueError, RecursionError):  # not the output of the checks, or files that cannot be written
+        results = None
+    if not isinstance(results, list) or len(results) != len(project.checks):
+        return list(project.checks)
+    return [check for check, result in zip(project.checks, results, strict=True) if result != check.result]
+
+
+def _ended(done: UntrustedRun, output: str) -> str:
+    why = "too much memory" if done.over_memory else "too slow" if done.timed_out else ""
+    return output[-MAX_OUTPUT_CHARS:] + (f"\nended: {why}" if why else "") or "(no output)"

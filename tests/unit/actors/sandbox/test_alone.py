@@ -1,0 +1,70 @@
+"""`agent_rft_server.run_untrusted`: an ordinary process, such as a user's server, runs code in a sandbox of its own."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from actors.sandbox import alone, runner
+from actors.sandbox.start import RUN_LIMITS, SandboxReport, runs_config
+from agent_rft_grader import packed
+from agent_rft_server import run_untrusted
+
+
+def test_code_gets_its_files_and_input_and_nothing_of_this_machine(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("42")
+    code = (
+        "import os, socket, sys\nfrom solution import double\nprint(double(sys.stdin.read()))\n"
+        f"print(os.path.exists({str(secret)!r}), 'SECRET' in os.environ, os.getpid() < 10)\n"
+        "try:\n    socket.socket()\nexcept OSError:\n    print('no network')\n"
+        "try:\n    open('/mine', 'w')\nexcept OSError:\n    print('read only')\n"
+        f"os.symlink({str(secret)!r}, 'link')\nprint(os.path.exists('link'))\n"
+    )
+    run = run_untrusted(code, "ab", {"solution.py": "def double(text): return text * 2"})
+    assert run.stdout.splitlines() == ["abab", "False False True", "no network", "read only", "False"], run.stderr
+    assert (run.exit, run.killed, run.timed_out) == (0, False, False)
+    assert 0 < run.cpu_s < 5 and 0 < run.wall_s < 10
+
+
+def test_code_that_hangs_forks_or_takes_memory_is_ended_and_threads_do_not_wait_for_each_other() -> None:
+    codes = {
+        "hangs": "while True: pass",
+        "forks": "import os, sys\nsys.stdout.write('x' * 10**7)\nwhile True:\n    os.fork()",
+        "fills": "held = []\nwhile True: held.append(open(str(len(held)), 'wb').write(bytes(10**6)))",
+        "honest": "print('fine')",
+    }
+    limits = {"wall_s": 0.6, "memory_bytes": 64 << 20, "output_bytes": 100}
+    with ThreadPoolExecutor(len(codes)) as threads:
+        runs = dict(
+            zip(codes, threads.map(lambda code: run_untrusted(code, limits=limits), codes.values()), strict=True)
+        )
+    assert runs["hangs"].timed_out and runs["hangs"].killed
+    assert len(runs["forks"].stdout) == 100 and runs["forks"].exit != 0
+    assert runs["fills"].over_memory or "OSError" in runs["fills"].stderr
+    assert runs["honest"].stdout == "fine\n"
+
+
+@pytest.mark.parametrize("name", ["../a", "/etc/a", "a/../b", "main.py", ""])
+def test_a_file_outside_of_the_run_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match="files: "):
+        run_untrusted("1", files={name: ""})
+    with pytest.raises(ValueError, match=r"wall_s must be a number from 0\.1 to 120"):
+        run_untrusted("1", limits={"wall_s": 1e9})
+
+
+def test_a_sandbox_that_lacks_a_protection_runs_nothing_and_is_ended() -> None:
+    config = runs_config("namespaces", RUN_LIMITS)
+    assert config is not None
+    request, limits = packed("1", "", None, None), runner.checked(packed("1", "", None, None), RUN_LIMITS.memory_bytes)
+    with pytest.raises(runner.NotStarted, match="lacks protections: gravity"):
+        alone.run_in(config | {"protections": ["gravity"]}, request, limits)
+    with pytest.raises(runner.NotStarted, match="No such file"):
+        alone.run_in(config | {"launch": config["launch"] | {"binds": [["/none", "/none"]]}}, request, limits)
+
+
+def test_without_a_sandbox_the_error_says_what_the_machine_needs() -> None:
+    with pytest.raises(runner.NotStarted, match="namespaces: denied: allow user namespaces, or install bubblewrap"):
+        alone.config_of(SandboxReport(None, {}, {"namespaces": "denied"}))
