@@ -120,11 +120,9 @@ def _cut(line: str) -> str:
     return line if len(line) <= MAX_LINE_CHARS else line[: MAX_LINE_CHARS - 3] + "..."
 
 
-TOOLS: Final[dict[str, Tool[Library]]] = {
-    tool.name: tool
-    for tool in (
-        Tool("search", "Lines with all words; definitions first.", {"query": str}, Library.search),
-        Tool("retrieve", "Lines of a file, 60 at most.", {"path": str, "start": int, "end": int}, Library.retrieve),
-        Tool("outline", "Classes and functions of a file.", {"path": str}, lambda library, path: library.outline(path)),
-    )
-}
+_TOOLS: Final[tuple[Tool[Library], ...]] = (
+    Tool("search", "Lines with all words; definitions first.", {"query": str}, Library.search),
+    Tool("retrieve", "Lines of a file, 60 at most.", {"path": str, "start": int, "end": int}, Library.retrieve),
+    Tool("outline", "Classes and functions of a file.", {"path": str}, lambda library, path: library.outline(path)),
+)
+TOOLS: Final = {tool.name: tool for tool in _TOOLS}
