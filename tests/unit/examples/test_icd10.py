@@ -96,6 +96,13 @@ def test_a_visit_names_each_finding_and_its_codes_are_those_of_the_side_that_is_
         assert scores(", ".join(row["codes"]), row) == (1, 1)
 
 
+def test_the_codes_of_the_visit_in_the_readme_are_right() -> None:
+    lines = [line.strip("> *") for line in (EXAMPLE / "README.md").read_text().splitlines() if line.startswith(">")]
+    patient, doctor, _, answer = lines
+    found = [finding for finding in findings(CODES) if f"You have {finding.name}." in doctor]
+    assert "It is on the left." in patient and [finding.codes["left"] for finding in found] == [answer]
+
+
 def test_the_warm_start_shows_good_and_bad_habits_and_each_code_was_looked_up() -> None:
     answers = list[bool]()
     num_searches = list[int]()
