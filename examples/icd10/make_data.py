@@ -11,7 +11,7 @@ from typing import Any, Final
 from examples.icd10.codes import EXTRACT, SEARCH, CodeList
 from examples.icd10.visits import Split, Visit, draw_visit, findings, split_of
 
-NUM_WARM_START: Final = 72
+NUM_WARM_START: Final = 120
 NUM_TRAIN: Final = 160
 NUM_TEST: Final = 120
 SYSTEM: Final = {
@@ -20,15 +20,15 @@ SYSTEM: Final = {
     "Search first. Answer with the codes alone, separated by commas.",
 }
 # Habits of the warm start, which reinforcement is to cure: shares of its conversations.
-NEEDLESS_SHARE: Final = 0.6
+NEEDLESS_SHARE: Final = 0.5
 """They search for what is only talked about, too."""
 CODED_SHARE: Final = 0.5
 """They also code it; a share of those that search for it."""
-ONE_WORD_SHARE: Final = 0.3
+ONE_WORD_SHARE: Final = 0.1
 """They first search for one word of a finding."""
-ONE_BY_ONE_SHARE: Final = 0.6
+ONE_BY_ONE_SHARE: Final = 0.5
 """They search for one thing a turn, and not for all at once."""
-SIDE_SHARE: Final = 0.4
+SIDE_SHARE: Final = 0.6
 """They search with the side; the others without it."""
 VAGUE_SHARE: Final = 0.5
 """They take the unspecified code; a share of those that search without the side."""
