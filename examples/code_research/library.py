@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from examples.common.tool import Tool
+from examples.common.tool import Tool, by_name
 
 LEFT_OUT: Final = frozenset(
     {"__pycache__", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages", "test", "tests", "turtledemo"}
@@ -120,9 +120,8 @@ def _cut(line: str) -> str:
     return line if len(line) <= MAX_LINE_CHARS else line[: MAX_LINE_CHARS - 3] + "..."
 
 
-_TOOLS: Final[tuple[Tool[Library], ...]] = (
+TOOLS: Final[dict[str, Tool[Library]]] = by_name(
     Tool("search", "Lines with all words; definitions first.", {"query": str}, Library.search),
     Tool("retrieve", "Lines of a file, 60 at most.", {"path": str, "start": int, "end": int}, Library.retrieve),
     Tool("outline", "Classes and functions of a file.", {"path": str}, lambda library, path: library.outline(path)),
 )
-TOOLS: Final = {tool.name: tool for tool in _TOOLS}

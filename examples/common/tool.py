@@ -45,3 +45,8 @@ class Tool(Generic[On]):
             if isinstance(value, str):
                 value.encode()  # half a character could not be sent back
         return self.run(on, **arguments)
+
+
+def by_name(*tools: Tool[On]) -> dict[str, Tool[On]]:
+    """The tools in this order."""
+    return {tool.name: tool for tool in tools}

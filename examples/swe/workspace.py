@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from examples.common.tool import Tool
+from examples.common.tool import Tool, by_name
 from examples.swe import runs
 from examples.swe.bugs import Bug
 from examples.swe.projects import Project, project
@@ -224,7 +224,7 @@ def _cut(line: str) -> str:
 
 _LINES: Final = {"path": str, "start": int, "end": int}
 _TEXTS: Final = {"path": str, "old": str, "new": str}
-_ALL: Final[tuple[Tool[Workspace], ...]] = (
+TOOLS: Final[dict[str, Tool[Workspace]]] = by_name(
     Tool("list_files", "All files.", {}, Workspace.list_files, 0),
     Tool("read_file", f"Lines of a file, {MAX_LINES} at most.", _LINES, Workspace.read_file),
     Tool("grep", "Lines with a text.", {"text": str}, Workspace.grep),
@@ -242,4 +242,3 @@ _ALL: Final[tuple[Tool[Workspace], ...]] = (
     Tool("diff", "Your changes.", {}, Workspace.diff, 0),
     Tool("undo", "Undo the last change.", {}, Workspace.undo, 0),
 )
-TOOLS: Final = {tool.name: tool for tool in _ALL}
