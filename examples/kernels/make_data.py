@@ -14,9 +14,9 @@ from examples.kernels.grading import tried
 from examples.kernels.operations import FAMILIES, Operation, Split, operations
 
 DATA: Final = Path(__file__).parent / "data"
-NUM_WARM_START: Final = 80
+NUM_WARM_START: Final = 120
 NUM_TRAIN: Final = 160
-NUM_TEST: Final = 120
+NUM_TEST: Final = 100
 SYSTEM: Final = (
     "Write kernel, a fast form of ref for arrays, in one line of numpy. Try it with run. Answer with it alone."
 )
