@@ -32,8 +32,8 @@ TOOL: Final = {
         "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
     },
 }
-HABITS: Final = {"slow": 0.45, "slow, then fast": 0.2, "fast": 0.2, "fast, twice": 0.15}
-"""How the conversations go: most try a loop first, and most of these leave it at that."""
+HABITS: Final = {"slow": 0.35, "slow, then fast": 0.2, "fast": 0.3, "fast, twice": 0.15}
+"""How the conversations go: half try a loop first, and most of these leave it at that."""
 
 
 def row(operation: Operation, reference: str, system: str = SYSTEM) -> dict[str, Any]:
