@@ -14,9 +14,9 @@ from examples.kernels.grading import tried
 from examples.kernels.operations import FAMILIES, Operation, Split, operations
 
 DATA: Final = Path(__file__).parent / "data"
-NUM_WARM_START: Final = 80
+NUM_WARM_START: Final = 120
 NUM_TRAIN: Final = 160
-NUM_TEST: Final = 120
+NUM_TEST: Final = 100
 SYSTEM: Final = (
     "Write kernel, a fast form of ref for arrays, in one line of numpy. Try it with run. Answer with it alone."
 )
@@ -32,8 +32,8 @@ TOOL: Final = {
         "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
     },
 }
-HABITS: Final = {"slow": 0.45, "slow, then fast": 0.2, "fast": 0.2, "fast, twice": 0.15}
-"""How the conversations go: most try a loop first, and most of these leave it at that."""
+HABITS: Final = {"slow": 0.35, "slow, then fast": 0.2, "fast": 0.3, "fast, twice": 0.15}
+"""How the conversations go: half try a loop first, and most of these leave it at that."""
 
 
 def row(operation: Operation, reference: str, system: str = SYSTEM) -> dict[str, Any]:

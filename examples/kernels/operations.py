@@ -18,6 +18,7 @@ FORMS: Final[tuple[Form, ...]] = ("each", "sum", "mean", "rows")
 NAMES: Final = ("xy", "ab", "uv", "pq")
 _SCALAR_FUNCTION: Final = re.compile(r"\b(max|min|abs|exp|log|sqrt|tanh)\(")
 _OF_NUMPY: Final = {"max": "maximum", "min": "minimum"}
+_SAID: Final[dict[Form, str]] = {"each": "{}", "sum": "sum of {}", "mean": "mean of {}", "rows": "row sums of {}"}
 _REDUCED: Final[dict[Form, str]] = {
     "each": "{}",
     "sum": "torch.sum({})",
@@ -108,7 +109,7 @@ class Operation:
 
     @property
     def reference(self) -> str:
-        """The function in loops, which is to become faster."""
+        """The function in loops, which is to become faster, with its formula in a comment."""
         term, first = self._element, self.names[0]
         if self.form == "each":
             body = ["out = []", f"for i in range(len({first})):", f"    out.append({term})", "return out"]
@@ -118,7 +119,8 @@ class Operation:
         else:
             result = f"s / len({first})" if self.form == "mean" else "s"
             body = ["s = 0", f"for i in range(len({first})):", f"    s += {term}", f"return {result}"]
-        return "\n    ".join([f"def ref({self.arguments}):", *body])
+        formula = f"# {_SAID[self.form].format(self._with(self._family.term))}"
+        return "\n    ".join([f"def ref({self.arguments}):", formula, *body])
 
     @property
     def fast(self) -> str:

@@ -57,7 +57,7 @@ async def test_time_is_measured_outside_and_a_wrong_kernel_is_found(monkeypatch:
     same = await gpu.measured(f"{START}print('[[1], 0, 0]')\n    {TANH}", ITEM_OF_TANH, SIZES)
     patched = f"import time\ntime.perf_counter = lambda: 0.0\n{START}time.sleep(0.5)\n    {TANH}"
     late = await gpu.measured(patched, ITEM_OF_TANH, SIZES)
-    assert late < 0.5 < same < 2
+    assert late < 0.5 and late < same
     for wrong in ("return x", "return x * float('nan')", "os._exit(0)"):
         with pytest.raises(gpu.Wrong):
             await gpu.measured(f"{START}{wrong}", ITEM_OF_TANH, SIZES)
