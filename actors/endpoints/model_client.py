@@ -35,6 +35,7 @@ class ModelClient:
             UserError: the URL or a header is invalid.
         """
         self.name = name
+        self.by_logprobs = endpoint.scoring == "logprobs"
         self._model = endpoint.model or name
         self._client = EndpointClient(
             f"model {name!r}",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -58,9 +58,17 @@ def num_placeholders(template: str) -> int:
 
 
 def render(
-    template: str, where: str, *, item: dict[str, Any], sample: dict[str, Any], max_chars: int = MAX_CHARS
+    template: str,
+    where: str,
+    *,
+    item: dict[str, Any],
+    sample: dict[str, Any],
+    max_chars: int = MAX_CHARS,
+    quoted: Callable[[str], str] = str,
 ) -> str:
     """The template with its values. `where` names the template in errors ("grader 'exact', input").
+
+    `quoted` is applied to the values of `sample`, which a model wrote.
 
     Raises:
         GraderFailed: a path does not exist; its details are code (invalid_variable_error) and path. This discards the
@@ -80,8 +88,10 @@ def render(
 
     for match in _placeholders(template):
         add(template[end : match.start()])
-        value = _value(names, match[1].strip(), where)
-        add(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        path = match[1].strip()
+        value = _value(names, path, where)
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        add(quoted(text) if path.startswith("sample") else text)
         end = match.end()
     add(template[end:])
     return "".join(parts)

@@ -16,6 +16,7 @@ from actors.graders.kinds.code_check import CodeCheck
 from actors.graders.kinds.endpoint import EndpointGrade
 from actors.graders.kinds.expression import expression_problems, name_problem
 from actors.graders.kinds.judge import OUR_PARAMETERS, Judge
+from actors.graders.kinds.judge_logprobs import logprobs_problems
 from actors.graders.kinds.length import LengthCheck
 from actors.graders.kinds.messages import message_problems, message_templates
 from actors.graders.kinds.multi import Multi
@@ -153,6 +154,7 @@ def all_grader_problems(reinforcement: Reinforcement, operator: Operator) -> lis
     seen = set()
     for i, guard in enumerate(reinforcement.guards):
         problems += grader_problems(guard.grader, operator, f"{GUARDS}[{i}].grader")
+        problems += _threshold_problems(guard.grader, operator, f"{GUARDS}[{i}].grader")
         if guard.name in seen:
             message = f"the name {guard.name!r} is duplicated"
             problems.append(Problem("duplicate_name", f"{GUARDS}[{i}].name", message, "rename this guard"))
@@ -251,6 +253,9 @@ def _own_problems(spec: GraderSpec, operator: Operator) -> Iterator[Problem]:
         case ScoreModelGrader() | LabelModelGrader():
             yield from _model_problems(spec.model, CHAT, operator)
             yield from _judge_problems(spec)
+            if _by_logprobs(spec, operator):
+                for field, mistake, remedy in logprobs_problems(spec):
+                    yield Problem("not_for_logprobs", field, mistake, remedy)
         case CodeCheckGrader() if spec.check == "reference_returned" and not spec.reference:
             remedy = "set it to the reference solution, for example {{ item.reference }}"
             yield Problem("missing_reference", "reference", "is required by the check reference_returned", remedy)
@@ -283,6 +288,22 @@ def _judge_problems(spec: ScoreModelGrader | LabelModelGrader) -> Iterator[Probl
     if isinstance(spec, LabelModelGrader) and (unknown := sorted(set(spec.passing_labels) - set(spec.labels))):
         message = f"{', '.join(map(repr, unknown))} not in `labels`"
         yield Problem("unknown_label", "passing_labels", message, "use only values of `labels`")
+
+
+def _by_logprobs(spec: GraderSpec, operator: Operator) -> bool:
+    if not isinstance(spec, ScoreModelGrader | LabelModelGrader):
+        return False
+    entry = named(spec.model, operator.models)
+    return entry is not None and operator.models[entry].scoring == "logprobs"
+
+
+def _threshold_problems(spec: SingleGrader, operator: Operator, field: str) -> Iterator[Problem]:
+    """A guard's threshold that no sample reaches, since no label ever has a probability of 1."""
+    best = spec.range[1] if isinstance(spec, ScoreModelGrader) else 1.0
+    if _by_logprobs(spec, operator) and spec.pass_threshold >= best:
+        message = f"is {spec.pass_threshold:g}, which a judge that is read by log-probabilities never gives"
+        remedy = f"set it below {best:g}: half of it is more likely than not"
+        yield Problem("not_for_logprobs", f"{field}.pass_threshold", message, remedy)
 
 
 def _multi_problems(spec: MultiGrader) -> Iterator[Problem]:

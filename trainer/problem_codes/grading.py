@@ -59,6 +59,14 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             "Use only values of `labels`.",
             stops_accepted=False,
         ),
+        "not_for_logprobs": CheckCode(
+            "The operator has this judge read by log-probabilities (`scoring: logprobs` of its entry in `models`): its "
+            "grade is how likely each label is as the first token of its answer. So labels must begin differently, a "
+            "score's range must be digits, and a guard's `pass_threshold` must be below the highest grade, which is "
+            "never reached.",
+            "Change the labels, the range or the threshold as the message says, or let the operator remove `scoring`.",
+            stops_accepted=False,
+        ),
         "invalid_grader_name": CheckCode(
             "The name of a part of a multi grader is used as a variable in `calculate_output`; this one is not a valid "
             "name there, or is reserved.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr
 
@@ -24,6 +24,10 @@ class ModelEndpoint(Endpoint):
     """API key, sent as `Authorization: Bearer`; write it as `${NAME}`; null: no key is sent."""
     model: str | None = None
     """The model's name at that server; by default the name that it has in `models`."""
+    scoring: Literal["answer", "logprobs"] = "answer"
+    """How `score_model` and `label_model` read this judge: by its `answer`, JSON with steps and a result, or by the
+    `logprobs` of its answer's first token, which must be a label or a digit. `logprobs` needs a server that returns 20
+    `top_logprobs`. Set it for small judges, and for grades that are fine and repeatable at the price of one token."""
 
 
 class ServerLimits(Strict):

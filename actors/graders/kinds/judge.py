@@ -1,6 +1,7 @@
 """The graders of kind `score_model` and `label_model`: a judge model's score or label, parsed strictly.
 
-Equal questions are asked once. A refusal is a failure, and so is an answer that stays invalid after retries.
+Equal questions are asked once. A refusal is a failure, and so is an answer that stays invalid after retries. Where the
+operator says so, the judge is read by log-probabilities: see `judge_logprobs`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from async_lru import alru_cache
 from actors.endpoints.answer import cut
 from actors.endpoints.model_client import ModelClient
 from actors.graders.base import finite_number, kept_reason
-from actors.graders.kinds.messages import chat_messages
+from actors.graders.kinds.judge_logprobs import FORM, NoLabel, NoLogprobs, values_of, weighed
+from actors.graders.kinds.messages import chat_messages, without_markers
 from actors.graders.templates import MAX_CHARS, render
 from trainer.errors import GraderFailed
 from trainer.spec.graders import LabelModelGrader, ScoreModelGrader
@@ -33,6 +35,10 @@ PARAMETERS = {"max_completions_tokens": "max_completion_tokens"}
 """The name in OpenAI's grader types -> the chat API's."""
 OUR_PARAMETERS = frozenset({"model", "messages", "response_format", "stream", "n", "tools", "tool_choice"})
 """Parameters that `sampling_params` must not set."""
+LABEL_REMEDY = (
+    "ask for one of the labels and nothing else, show it with earlier messages of user and assistant, and use short "
+    "labels such as yes and no; a judge that thinks first cannot be read so"
+)
 
 
 class _InvalidAnswer(Exception):
@@ -65,21 +71,21 @@ class Judge:
         self._what = f"grader {label!r}"
         self._client = client
         self._params = {PARAMETERS.get(k, k): v for k, v in spec.sampling_params.items() if v is not None}
-        schema = answer_schema(spec)
-        self._format = {"type": "json_schema", "json_schema": {"name": "grade", "strict": True, "schema": schema}}
-        self._verdict = alru_cache(MAX_CACHED_ANSWERS)(self._ask)
+        self._form: dict[str, Any] = FORM if client.by_logprobs else {"response_format": answer_format(spec)}
+        self._verdict = alru_cache(MAX_CACHED_ANSWERS)(self._weigh if client.by_logprobs else self._ask)
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
         room = MAX_CHARS
 
         def fill(template: str, field: str) -> str:
             nonlocal room
-            text = render(template, f"{self._what}, {field}", item=item, sample=sample, max_chars=room)
+            where = f"{self._what}, {field}"
+            text = render(template, where, item=item, sample=sample, max_chars=room, quoted=without_markers)
             room -= len(text)
             return text
 
         started = time.monotonic()
-        body = {"messages": chat_messages(self._spec.input, fill), "response_format": self._format, **self._params}
+        body = {"messages": chat_messages(self._spec.input, fill), **self._params, **self._form}
         text = json.dumps(body)
         question = _Question(hashlib.sha256(text.encode()).digest(), text)
         verdict = await self._verdict(question)
@@ -106,6 +112,48 @@ class Judge:
         excerpt = cut(" ".join(self._client.scrub(content).split()), EXCERPT_CHARS) or "(empty)"
         raise self._failed(f"{why}, {MAX_ANSWERS} times; its last answer: {excerpt}", PARSE_ERROR)
 
+    async def _weigh(self, question: _Question) -> _Verdict:
+        """The verdict by log-probabilities. It is asked for once: the same question has the same ones."""
+        body = json.loads(question.body)
+        question.body = ""
+        name = self._client.name
+        remedy = (
+            "serve the judge where top_logprobs are returned, as vLLM and `agent-rft serve` do, or remove `scoring` "
+            f"from models.{name} in the operator's configuration"
+        )
+        try:
+            answer = await self._client.ask(body)
+            question.num_tokens += tokens_of(answer)
+            value, shares = weighed(self._choice(answer), values_of(self._spec))
+        except (_InvalidAnswer, NoLogprobs) as error:
+            raise self._failed(str(error), PARSE_ERROR, remedy) from None
+        except NoLabel as error:
+            raise self._failed(self._client.scrub(str(error)), PARSE_ERROR, LABEL_REMEDY) from None
+        except GraderFailed as error:
+            if error.details.get("kind") != "bad_answer":
+                raise
+            raise GraderFailed(
+                f"{error.problem}: {remedy}", **(error.details | {"problem": error.problem, "remedy": remedy})
+            ) from None
+        return _Verdict(value, ", ".join(f"{label} {share:.3f}" for label, share in shares.items()))
+
+    def _choice(self, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """The choice of a chat completion, which has a message.
+
+        Raises:
+            GraderFailed: the judge refused.
+            _InvalidAnswer: there is none.
+        """
+        try:
+            choice: dict[str, Any] = answer["choices"][0]
+            refusal, finish = choice["message"].get("refusal"), choice.get("finish_reason")
+        except (KeyError, IndexError, TypeError, AttributeError):
+            raise _InvalidAnswer("its answer has no choices[0].message") from None
+        if refusal or finish == "content_filter":
+            shown = cut(" ".join(self._client.scrub(str(refusal or "by its content filter")).split()), EXCERPT_CHARS)
+            raise self._failed(f"it refused to grade: {shown}", REFUSAL_ERROR)
+        return choice
+
     def _content(self, answer: Mapping[str, Any]) -> str:
         """The text of a chat completion.
 
@@ -113,16 +161,9 @@ class Judge:
             GraderFailed: the judge refused.
             _InvalidAnswer: there is none.
         """
-        try:
-            choice = answer["choices"][0]
-            message, finish = choice["message"], choice.get("finish_reason")
-            refusal, content = message.get("refusal"), message.get("content")
-        except (KeyError, IndexError, TypeError, AttributeError):
-            raise _InvalidAnswer("its answer has no choices[0].message") from None
-        if refusal or finish == "content_filter":
-            shown = cut(" ".join(self._client.scrub(str(refusal or "by its content filter")).split()), EXCERPT_CHARS)
-            raise self._failed(f"it refused to grade: {shown}", REFUSAL_ERROR)
-        if finish == "length":
+        choice = self._choice(answer)
+        content = choice["message"].get("content")
+        if choice.get("finish_reason") == "length":
             raise _InvalidAnswer("its answer was truncated: raise max_completions_tokens in sampling_params")
         if not isinstance(content, str):
             raise _InvalidAnswer("its answer has no text")
@@ -153,8 +194,15 @@ class Judge:
             raise _InvalidAnswer(f"its result is {shown}, but must be one of the labels")
         return _Verdict(float(result in self._spec.passing_labels), f"{result}: {reason}" if reason else result)
 
-    def _failed(self, why: str, code: str) -> GraderFailed:
-        return GraderFailed(f"{self._what}: model {self._client.name!r}: {why} [{code}]", code=code)
+    def _failed(self, why: str, code: str, remedy: str = "") -> GraderFailed:
+        problem = f"{self._what}: model {self._client.name!r}: {why} [{code}]"
+        message = f"{problem}: {remedy}" if remedy else problem
+        return GraderFailed(message, code=code, problem=problem, remedy=remedy)
+
+
+def answer_format(spec: ScoreModelGrader | LabelModelGrader) -> dict[str, Any]:
+    """The response format of a judge's answer."""
+    return {"type": "json_schema", "json_schema": {"name": "grade", "strict": True, "schema": answer_schema(spec)}}
 
 
 def answer_schema(spec: ScoreModelGrader | LabelModelGrader) -> dict[str, Any]:

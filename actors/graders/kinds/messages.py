@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,8 +11,22 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 TEXT_PARTS = ("input_text", "output_text", "text")
 MESSAGE_KEYS = {"role", "content", "type"}
 
+MARKERS = re.compile(
+    r"<(?=[|｜]\w|/?s>|/?think>|/?SYS>|bos>|eos>|(?:start|end)_of_turn>)"
+    r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\])"
+)
+"""The first character of what chat templates write between messages, such as <|im_end|>, </s> or [INST]."""
+
 Fill = Callable[[str, str], str]
 """(template, its field) -> text"""
+
+
+def without_markers(text: str) -> str:
+    """`text` with a space in each marker, since many servers read them as markers in the text of a message, too.
+
+    Else an answer could end its message and go on as the judge.
+    """
+    return MARKERS.sub(lambda first: f"{first[0]} ", text)
 
 
 def message_problems(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
