@@ -82,7 +82,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield Served(url, key)
     finally:
         process.terminate()
-        process.wait(120)
+        process.communicate(timeout=120)
     assert processes_left() == []
 
 
