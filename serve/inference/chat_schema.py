@@ -288,7 +288,7 @@ class ChatRequest(Sampling):
     stop: str | Annotated[list[str], Field(max_length=4)] | None = None
     """Up to four texts at which generation ends."""
     logprobs: bool | None = None
-    """Return the log-probability of each token."""
+    """Return the log-probability of each token, as sampled from: after temperature, `top_p` and the answer's form."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Return those of this many most likely tokens too."""
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None

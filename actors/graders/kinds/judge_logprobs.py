@@ -14,7 +14,7 @@ from trainer.spec.graders import LabelModelGrader, ScoreModelGrader
 NUM_TOKENS = 20
 """The most likely tokens that are asked for; the chat API gives no more."""
 FORM = {"logprobs": True, "top_logprobs": NUM_TOKENS, "max_completion_tokens": 1, "temperature": 1, "top_p": 1}
-"""Of a request. Some servers, such as ours, give log-probabilities after temperature and top_p."""
+"""The settings of a request. Some servers, such as ours, give log-probabilities after temperature and top_p."""
 MIN_LABEL_SHARE = 0.5
 """Probability that the labels must have together, so that what the judge says most is a label."""
 MIN_PREFIX_CHARS = 3

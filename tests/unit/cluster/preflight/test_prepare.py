@@ -33,7 +33,7 @@ from tests.support.paths import BASE
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job_file import load_job, read_job
 from trainer.spec.json_schema import schema_mistake
-from trainer.spec.operator import NOTHING_ALLOWED, Operator
+from trainer.spec.operator import NOTHING_ALLOWED, ModelEndpoint, Operator
 
 FEW_ROWS = "so few are learned by heart"
 SECRET = "sk-very-secret-4711"
@@ -660,6 +660,19 @@ async def test_a_grader_that_returns_no_number_is_refused(case: Case, answer: st
         problem = await case.only_problem()
     assert (problem.code, problem.field) == ("grader_failed", "method.reinforcement.grader")
     assert '{"score": number}' in problem.remedy
+
+
+async def test_a_judge_s_server_without_log_probabilities_is_found_by_the_check(case: Case) -> None:
+    asked = [{"role": "user", "content": "Is {{ sample.output_text }} right? Say yes or no."}]
+    label = {"type": "label_model", "model": "judge", "labels": ["yes", "no"], "passing_labels": ["yes"]}
+    case.reinforcement = {"grader": label | {"input": asked}}
+    answer = {"choices": [{"message": {"role": "assistant", "content": "yes"}, "finish_reason": "length"}]}
+    async with FakeEndpoint(says(answer)) as server:
+        judge = ModelEndpoint(base_url=server.url, scoring="logprobs")
+        case.operator = case.operator.model_copy(update={"models": {"judge": judge}})
+        problem = await case.only_problem()
+    assert (problem.code, problem.field) == ("grader_failed", "method.reinforcement.grader")
+    assert "no top_logprobs" in problem.message and "remove `scoring` from models.judge" in problem.remedy
 
 
 async def test_a_grader_that_refuses_the_token(case: Case) -> None:

@@ -1,4 +1,4 @@
-"""Judges that are read by log-probabilities: the request, the grade, what is no grade, and what cannot be read so."""
+"""Judges that are read by log-probabilities: the request, the grade, when there is none, and what cannot be read so."""
 
 from __future__ import annotations
 
