@@ -1,10 +1,11 @@
-"""A small model goes through an example: graded untrained, a warm start, reinforcement, figures.
+"""A small model is trained on an example: graded untrained, a warm start, reinforcement, figures.
 
     python -m examples.common.learn CASE MODEL [--seed N] [--set NAME=VALUE]
 
 MODEL is a folder in Hugging Face's form, such as build/smollm2-135m-instruct. Each step is a command that you could
-type; all files are written below `build/CASE`. The jobs `warm_start.yaml` and `job_small.yaml` of the case read the
-variables CASE_MODEL, CASE_URL (of its server, which is started here) and CASE_SEED; `--set` gives others, CASE_NAME.
+type; all files are written below `build/CASE`, and those of an earlier run with this seed are moved to
+`build/CASE/previous`. The jobs `warm_start.yaml` and `job_small.yaml` of the case read the variables CASE_MODEL,
+CASE_URL (of its server, which is started here), CASE_SEED, and CASE_NAME for each setting.
 """
 
 from __future__ import annotations
@@ -13,38 +14,57 @@ import argparse
 import importlib
 import json
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from examples.common.results import BUILD, EXAMPLES, TARGETS_S, table
 from examples.common.way import Way, listening
 
-CASES = ("edit_planning", "filings", "finqa", "icd10", "kernels")
+CASES: Final[Mapping[str, Mapping[str, str]]] = {
+    "edit_planning": {"ROWS": "many", "EPOCHS": "1"},
+    "filings": {"RUBRIC": "rubric"},
+    "finqa": {},
+    "icd10": {},
+    "kernels": {},
+}
+"""The cases, with the values of their settings that count for the verdict."""
 
 
-def learn(case: str, model: Path, seed: int, settings: dict[str, str]) -> Path:
-    """Go the way of one seed; returns the file with its summary."""
+def learn(case: str, model: Path, seed: int, settings: Mapping[str, str]) -> Path:
+    """Train with one seed; `settings` are those with other values. Returns the file with the summary."""
     app = importlib.import_module(f"examples.{case}.server").app
     folder = BUILD / case / "-".join((f"seed-{seed}", *settings.values()))
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        previous = folder.parent / "previous" / folder.name
+        shutil.rmtree(previous, ignore_errors=True)
+        previous.parent.mkdir(exist_ok=True)
+        folder.rename(previous)
     folder.mkdir(parents=True)
     with listening(app) as url:
-        given = {"URL": url, "SEED": str(seed)} | settings
+        given = {"URL": url, "SEED": str(seed), **CASES[case], **settings}
         variables = {f"{case.upper()}_{name}": value for name, value in given.items()}
         way = Way(EXAMPLES / case, folder, model.resolve(), variables, job="job_small")
         way.untrained()
         way.trained()
-    return way.write_summary(seed, settings)
+    return way.write_summary(seed, [f"{name}={value}" for name, value in settings.items()])
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.common.learn")
     parser.add_argument("case", choices=CASES)
     parser.add_argument("model", type=Path, help="the model's folder, in Hugging Face's form")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings")
-    options = parser.parse_args()
-    settings = dict(setting.split("=", 1) for setting in options.settings)
-    summary = json.loads(learn(options.case, options.model, options.seed, settings).read_text())
+    options = parser.parse_args(arguments)
+    if not (options.model / "config.json").is_file():
+        parser.error(f"{options.model} is not the folder of a model: it has no config.json")
+    known = CASES[options.case]
+    settings = dict(setting.partition("=")[::2] for setting in options.settings)
+    if wrong := [name for name in settings if name not in known]:
+        parser.error(f"--set {wrong[0]}: the settings of {options.case} are {', '.join(known) or 'none'}")
+    changed = {name: value for name, value in settings.items() if value != known[name]}
+    summary = json.loads(learn(options.case, options.model, options.seed, changed).read_text())
     print(f"\n{table([summary], TARGETS_S.get(options.case))}")
 
 

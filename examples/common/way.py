@@ -83,6 +83,7 @@ class Way:
         summary = {
             "seed": seed,
             "settings": list(settings),
+            "cores": os.cpu_count(),
             "minutes": (time.monotonic() - self._started) / 60,
             "load": [self._load, os.getloadavg()[2]],
             "stages": self.stages,

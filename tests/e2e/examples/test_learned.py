@@ -11,15 +11,13 @@ from examples.common.results import gain
 from tests.e2e.command import processes_left
 from tests.support.paths import ROOT
 
-SETTINGS = {"edit_planning": {"ROWS": "many", "EPOCHS": "1"}, "filings": {"RUBRIC": "rubric"}}
-
 
 @pytest.mark.nightly
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("case", CASES)
 def test_a_real_model_goes_the_whole_way(case: str, seed: int) -> None:
-    made = learn(case, ROOT / "build" / "smollm2-135m-instruct", seed, SETTINGS.get(case, {}))
+    made = learn(case, ROOT / "build" / "smollm2-135m-instruct", seed, {})
     summary = json.loads(made.read_text())
     untrained, _, tuned = summary["stages"]
     assert untrained["grade"] < 0.1

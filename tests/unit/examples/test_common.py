@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.views.traces import Trace, trace_json
+from examples.common.learn import main
 from examples.common.results import gain, paired_gain, results, rows_part, table
 from examples.common.way import stage
 from tests.support.builders import group_request, rollout
@@ -31,7 +33,7 @@ def summary(grades: list[float], held_out: list[float] | None = None, seed: int 
         stage_of("before", none, held_out and none, {"late": 1.5}),
         stage_of("after", grades, held_out, {}),
     ]
-    return {"seed": seed, "settings": [], "minutes": 20, "load": [0.5, 2.0], "stages": stages}
+    return {"seed": seed, "settings": [], "cores": 2, "minutes": 20, "load": [0.5, 2.0], "stages": stages}
 
 
 BETTER, MIXED = [1.0] * 15 + [0.0] * 5, [1.0, -1.0] * 10
@@ -111,3 +113,28 @@ def test_a_case_is_learned_if_two_of_three_intervals_lie_above_zero(runs: list[l
     assert ("**Learned**: the interval" in text) is learned
     assert ("**Not shown to be learned**" in text) is not learned
     assert "over the 60 unseen rows" in text
+
+
+def test_runs_with_other_settings_are_shown_and_do_not_count() -> None:
+    runs = [summary(BETTER, BETTER, seed) for seed in (1, 2)]
+    hacked = [summary(MIXED, MIXED, seed) | {"settings": ["RUBRIC=first"]} for seed in (1, 2)]
+    text = results("filings", [*runs, *hacked])
+    assert "**Learned**: the interval of the gain lies above 0 in 2 of 2 runs." in text
+    assert "| 2 RUBRIC=first | after |" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["filings", "MODEL/nothing"], "nothing is not the folder of a model: it has no config.json"),
+        (["filings", "MODEL", "--set", "RUBRICS=first"], "--set RUBRICS: the settings of filings are RUBRIC"),
+        (["finqa", "MODEL", "--set", "RUBRIC=first"], "--set RUBRIC: the settings of finqa are none"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_written(
+    tmp_path: Path, arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        main([argument.replace("MODEL", str(tmp_path)) for argument in arguments])
+    assert error in capsys.readouterr().err
