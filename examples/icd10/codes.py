@@ -1,4 +1,4 @@
-"""The list of ICD-10-CM codes and the search over it: all codes where `make build/icd10/codes.tsv` put them, else some.
+"""The list of ICD-10-CM codes and the search over it: those that ship with the example, or all.
 
 A file has a code, its chapter and its text on a line. Codes that other codes begin with group these and cannot be
 billed: searches show only what can.
@@ -92,9 +92,15 @@ def _words(text: str) -> list[str]:
     return [f"{word[:-3]}y" if word.endswith("ies") else word.removesuffix("s") for word in found]
 
 
-def code_list() -> CodeList:
-    """All codes if they are there, else those that ship with the example."""
-    return CodeList.read(WHOLE if WHOLE.exists() else EXTRACT)
+def some_codes() -> CodeList:
+    """Those that ship with the example."""
+    return CodeList.read(EXTRACT)
+
+
+def all_codes(path: Path = WHOLE) -> CodeList:
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing: write it with `make build/icd10/codes.tsv`")
+    return CodeList.read(path)
 
 
 def write(path: Path, codes: Iterable[Code]) -> None:

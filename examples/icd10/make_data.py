@@ -1,7 +1,8 @@
-"""Writes the rows in `data/`: `python -m examples.icd10.make_data`. The files are the same every time."""
+"""Writes the rows in `data/`: `python -m examples.icd10.make_data [FOLDER]`. The files are the same every time."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from typing import Any, Final
 from examples.icd10.codes import EXTRACT, SEARCH, CodeList
 from examples.icd10.visits import Split, Visit, draw_visit, findings, split_of
 
-NUM_WARM_START: Final = 120
+NUM_WARM_START: Final = 160
 NUM_TRAIN: Final = 160
 NUM_TEST: Final = 120
 SYSTEM: Final = {
@@ -24,12 +25,10 @@ NEEDLESS_SHARE: Final = 0.5
 """They search for what is only talked about, too."""
 CODED_SHARE: Final = 0.5
 """They also code it; a share of those that search for it."""
-ONE_WORD_SHARE: Final = 0.1
-"""They first search for one word of a finding."""
 ONE_BY_ONE_SHARE: Final = 0.5
 """They search for one thing a turn, and not for all at once."""
-SIDE_SHARE: Final = 0.6
-"""They search with the side; the others without it."""
+SIDE_SHARE: Final = 0.8
+"""They search with the side, and the first result is right; the others without it."""
 VAGUE_SHARE: Final = 0.5
 """They take the unspecified code; a share of those that search without the side."""
 
@@ -40,9 +39,9 @@ def row(visit: Visit) -> dict[str, Any]:
         "messages": [SYSTEM, {"role": "user", "content": visit.transcript}],
         "tools": [SEARCH],
         "codes": visit.codes,
-        "talked_about": [code for finding in visit.others for code in finding.all_codes],
+        "talked_about": visit.other.all_codes,
         "unspecified": [finding.unspecified for finding, _ in visit.found],
-        "chapters": sorted({finding.chapter for finding in (*visit.others, *(found for found, _ in visit.found))}),
+        "chapters": sorted({finding.chapter for finding in (visit.other, *(found for found, _ in visit.found))}),
     }
 
 
@@ -50,14 +49,15 @@ def conversation(codes: CodeList, visit: Visit, rng: random.Random) -> dict[str,
     """A row for the warm start, with or without each of the habits."""
     with_side = rng.random() < SIDE_SHARE
     vague = not with_side and rng.random() < VAGUE_SHARE
-    queries = [f"{finding.name} {side}" if with_side else finding.name for finding, side in visit.found]
-    answer = [finding.unspecified if vague else finding.codes[side] for finding, side in visit.found]
-    if rng.random() < ONE_WORD_SHARE:
-        queries.insert(0, visit.found[0][0].name.split()[-1])
+    coded = {
+        f"{finding.name}, {side}" if with_side else finding.name: finding.unspecified if vague else finding.codes[side]
+        for finding, side in visit.found
+    }
     if rng.random() < NEEDLESS_SHARE:
-        queries.insert(rng.randint(0, 1), visit.others[0].name)
-        if rng.random() < CODED_SHARE:
-            answer.append(visit.others[0].unspecified)
+        coded[visit.other.name] = visit.other.unspecified if rng.random() < CODED_SHARE else ""
+    # In the order of the transcript and copied from it: a small model has to copy, and not to write.
+    queries = sorted(coded, key=lambda query: visit.transcript.index(query.split(",")[0]))
+    answer = [coded[query] for query in queries if coded[query]]
     turns = [[query] for query in queries] if rng.random() < ONE_BY_ONE_SHARE else [queries]
     messages = list(row(visit)["messages"])
     for number, turn in enumerate(turns):
@@ -100,5 +100,11 @@ def write_data(folder: Path) -> None:
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m examples.icd10.make_data", description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=EXTRACT.parent, help="default: data/")
+    write_data(parser.parse_args().folder)
+
+
 if __name__ == "__main__":
-    write_data(EXTRACT.parent)
+    main()

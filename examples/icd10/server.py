@@ -1,4 +1,7 @@
-"""The search over the codes and the graders behind HTTP: `uvicorn examples.icd10.server:app --port 8012`."""
+"""The search over the codes and the graders behind HTTP: `uvicorn examples.icd10.server:app --port 8014`.
+
+`app` has the codes that ship with the example, which the conversations of the warm start show; `whole` has all.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 
 from fastapi import FastAPI, HTTPException
 
-from examples.icd10.codes import CodeList, code_list
+from examples.icd10.codes import CodeList, all_codes, some_codes
 from examples.icd10.graders import f1, held_out
 
 
@@ -47,4 +50,5 @@ def make_app(read: Callable[[], CodeList]) -> FastAPI:
     return app
 
 
-app = make_app(code_list)
+app = make_app(some_codes)
+whole = make_app(all_codes)

@@ -25,13 +25,13 @@ CHAPTERS: Final[dict[Split, dict[int, int]]] = {
 }
 """Chapter -> about how many of its findings are used. Training: neoplasms, eye, bones and muscles,
 malformations; test: nerves, ear, skin, breast."""
-SIDES: Final[dict[Side, str]] = {"right": "on the right", "left": "on the left", "bilateral": "on both sides"}
+SIDES: Final[tuple[Side, ...]] = ("right", "left", "bilateral")
 FOUND: Final = ("You have {}.", "This is {}.", "The exam shows {}.")
 DENIED_OR_OPEN: Final = ("There is no {}.", "I see no {}.", "We still have to rule out {}.", "It may be {}; we test.")
 OF_OTHER_DAYS: Final = ("My mother had {}.", "My father has {}.", "Years ago I had {}.", "As a child I had {}.")
-TWO_SHARE: Final = 0.4
+TWO_SHARE: Final = 0.25
 """Share of visits with two findings."""
-LATER_SHARE: Final = 0.5
+PATIENT_SHARE: Final = 0.25
 """Share of visits with one finding in which the patient tells its side and the doctor the rest."""
 MAX_NAME_CHARS: Final = 36
 MAX_WORD_CHARS: Final = 11
@@ -60,11 +60,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """The words; the findings now, each with its side; and those that are only talked about."""
+    """The words; the findings now, each with its side; and the one that is only talked about."""
 
     transcript: str
     found: tuple[tuple[Finding, Side], ...]
-    others: tuple[Finding, ...]
+    other: Finding
 
     @property
     def codes(self) -> list[str]:
@@ -110,24 +110,22 @@ def split_of(finding: Finding) -> Split | None:
 
 
 def draw_visit(known: Sequence[Finding], rng: random.Random) -> Visit:
-    """A conversation of two to four lines."""
+    """A conversation of two to four lines: one or two findings, and one that is only talked about."""
     num = 2 if rng.random() < TWO_SHARE else 1
-    drawn = _unlike(known, num + (1 if num == 2 else rng.choice((1, 2))), rng)
-    found = tuple((finding, rng.choice(list(finding.codes))) for finding in drawn[:num])
-    others = drawn[num:]
-    told_later = num == 1 and rng.random() < LATER_SHARE
-    said = [f"{finding.name}{'' if told_later else f' {SIDES[side]}'}" for finding, side in found]
-    patient = [f"It is {SIDES[side]}." for _, side in found if told_later]
+    *drawn, other = _unlike(known, num + 1, rng)
+    found = tuple((finding, rng.choice(list(finding.codes))) for finding in drawn)
+    patient_tells = num == 1 and rng.random() < PATIENT_SHARE
+    said = [finding.name if patient_tells else f"{finding.name}, {side}" for finding, side in found]
+    patient = [f"It is {side}." for _, side in found if patient_tells]
     doctor = [rng.choice(FOUND).format(said[0])]
-    for finding in others:
-        if rng.random() < 0.5:
-            patient.append(rng.choice(OF_OTHER_DAYS).format(finding.name))
-        else:
-            doctor.insert(rng.randint(0, len(doctor)), rng.choice(DENIED_OR_OPEN).format(finding.name))
+    if rng.random() < 0.5:
+        patient.append(rng.choice(OF_OTHER_DAYS).format(other.name))
+    else:
+        doctor.insert(rng.randint(0, 1), rng.choice(DENIED_OR_OPEN).format(other.name))
     lines = [f"Patient: {' '.join(patient) or 'What is it?'}", f"Doctor: {' '.join(doctor)}"]
     if num == 2:
         lines += ["Patient: Anything else?", f"Doctor: Yes, {said[1]}."]
-    return Visit("\n".join(lines), found, tuple(others))
+    return Visit("\n".join(lines), found, other)
 
 
 def _unlike(known: Sequence[Finding], num: int, rng: random.Random) -> list[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,18 +12,20 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from transformers import AutoTokenizer
 
 from examples.icd10 import make_data
-from examples.icd10.codes import EXTRACT, NOT_FOUND, NUM_HITS, Code, CodeList
+from examples.icd10.codes import EXTRACT, NOT_FOUND, NUM_HITS, WHOLE, Code, CodeList, all_codes
 from examples.icd10.convert import extract
 from examples.icd10.graders import f1, held_out
-from examples.icd10.server import make_app
-from examples.icd10.visits import CHAPTERS, findings, split_of
+from examples.icd10.server import app, make_app, whole
+from examples.icd10.visits import CHAPTERS, SIDES, findings, split_of
 from tests.support.paths import ROOT
+from trainer.chat.renderer import Renderer
 from trainer.spec.job_file import load_job
 
 EXAMPLE = ROOT / "examples" / "icd10"
-VARIABLES = {"ICD10_MODEL": "model", "ICD10_URL": "http://127.0.0.1:8012", "ICD10_SEED": "3"}
+VARIABLES = {"ICD10_MODEL": "model", "ICD10_URL": "http://127.0.0.1:8014", "ICD10_SEED": "3"}
 CODES = CodeList.read(EXTRACT)
 
 
@@ -84,12 +87,11 @@ def test_no_visit_is_twice_and_the_test_has_at_least_a_hundred() -> None:
 
 
 def test_a_visit_names_each_finding_and_its_codes_are_those_of_the_side_that_is_told() -> None:
-    words = {"right": "on the right", "left": "on the left", "bilateral": "on both sides"}
     by_code = {code: (finding, side) for finding in findings(CODES) for side, code in finding.codes.items()}
     for row in [*rows_of("train"), *rows_of("test")]:
         said = row["messages"][1]["content"]
-        sides = [(finding.name, words[side]) for finding, side in (by_code[code] for code in row["codes"])]
-        told = [f"{name} {where}." in said or f"Patient: It is {where}." in said for name, where in sides]
+        sides = [(finding.name, side) for finding, side in (by_code[code] for code in row["codes"])]
+        told = [f"{name}, {side}." in said or f"Patient: It is {side}." in said for name, side in sides]
         assert all(told) and all(name in said for name, _ in sides)
         assert set(row["codes"]).isdisjoint(row["talked_about"]) and row["talked_about"]
         assert all(CODES.codes[code].text.lower().count("unspecified") for code in row["unspecified"])
@@ -100,20 +102,55 @@ def test_the_codes_of_the_visit_in_the_readme_are_right() -> None:
     lines = [line.strip("> *") for line in (EXAMPLE / "README.md").read_text().splitlines() if line.startswith(">")]
     patient, doctor, _, answer = lines
     found = [finding for finding in findings(CODES) if f"You have {finding.name}." in doctor]
-    assert "It is on the left." in patient and [finding.codes["left"] for finding in found] == [answer]
+    assert "It is left." in patient and [finding.codes["left"] for finding in found] == [answer]
 
 
-def test_the_warm_start_shows_good_and_bad_habits_and_each_code_was_looked_up() -> None:
-    answers = list[bool]()
-    num_searches = list[int]()
+def searches(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """The queries of a conversation and what each of them found."""
+    calls = [call for message in row["messages"] for call in message.get("tool_calls", [])]
+    results = {message["tool_call_id"]: message["content"] for message in row["messages"] if message["role"] == "tool"}
+    return [(json.loads(call["function"]["arguments"])["query"], results[call["id"]]) for call in calls]
+
+
+def test_the_warm_start_shows_good_and_bad_habits() -> None:
+    answers = [row["messages"][-1]["content"].split(", ") for row in rows_of("warm_start")]
+    unspecified = [any("nspecified" in CODES.codes[code].text for code in codes) for codes in answers]
+    assert 0.2 < sum(unspecified) / len(unspecified) < 0.5
+    assert {len(searches(row)) for row in rows_of("warm_start")} == {1, 2, 3}
+
+
+def test_a_small_model_can_copy_each_query_from_the_transcript_and_each_code_from_a_result_in_its_order() -> None:
+    num_first = num_codes = 0
     for row in rows_of("warm_start"):
-        results = [message["content"] for message in row["messages"] if message["role"] == "tool"]
+        said, found = row["messages"][1]["content"], searches(row)
+        names = [query.split(", ")[0] for query, _ in found]
+        assert names == sorted(names, key=said.index)
+        assert all(query in said or f"It is {query.split(', ')[1]}." in said for query, _ in found)
         codes = row["messages"][-1]["content"].split(", ")
-        assert NOT_FOUND not in results and all(any(f"{code} " in result for result in results) for code in codes)
-        answers.append(any("nspecified" in CODES.codes[code].text for code in codes))
-        num_searches.append(len(results))
-    assert 0.25 < sum(answers) / len(answers) < 0.6
-    assert min(num_searches) == 1 and max(num_searches) <= 5
+        holding = [next(i for i, (_, result) in enumerate(found) if f"{code} " in result) for code in codes]
+        assert holding == sorted(set(holding))
+        num_codes += len(codes)
+        num_first += sum(found[i][1].startswith(f"{code} ") for i, code in zip(holding, codes, strict=True))
+    assert num_first / num_codes > 0.8
+
+
+def test_the_jobs_server_finds_what_the_conversations_show() -> None:
+    shown = [pair for row in rows_of("warm_start") for pair in searches(row)]
+    with TestClient(app):  # it reads its list now
+        assert [app.state.codes.search(query) for query, _ in shown] == [result for _, result in shown]
+
+
+def test_help_writes_nothing_and_a_folder_is_written_to(tmp_path: Path) -> None:
+    def make(argument: str) -> str:
+        command = [sys.executable, "-m", "examples.icd10.make_data", argument]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+
+    before = {path: path.stat().st_mtime_ns for path in (EXAMPLE / "data").iterdir()}
+    assert "folder" in make("--help")
+    make("rows")
+    assert {path.name for path in (tmp_path / "rows").iterdir()} == {"warm_start.jsonl", "train.jsonl", "test.jsonl"}
+    assert before == {path: path.stat().st_mtime_ns for path in (EXAMPLE / "data").iterdir()}
 
 
 # The list and its search
@@ -159,6 +196,25 @@ def test_the_packages_list_becomes_a_file(tmp_path: Path) -> None:
 
 def test_the_codes_that_ship_are_those_of_the_visits() -> None:
     assert extract(CODES) == list(CODES.codes.values())
+
+
+def test_a_server_of_all_codes_without_their_file_says_how_to_write_it(tmp_path: Path) -> None:
+    missing = tmp_path / "codes.tsv"
+    remedy = r"codes\.tsv is missing: write it with `make build/icd10/codes\.tsv`"
+    with pytest.raises(FileNotFoundError, match=remedy), TestClient(make_app(lambda: all_codes(missing))):
+        pass
+    missing.write_text("C65\t2\tRenal pelvis\n")
+    assert [code.code for code in all_codes(missing).billable] == ["C65"]
+
+
+@pytest.mark.nightly
+def test_the_visits_codes_are_in_the_whole_list_and_can_be_billed_there() -> None:
+    assert WHOLE.exists(), "make nightly fetches it"
+    wanted = {code: finding.name for finding in findings(CODES) for code in finding.all_codes}
+    with TestClient(whole) as client:
+        for code, name in wanted.items():
+            answer = client.post("/tools/search", json={"arguments": json.dumps({"query": code})}).json()["output"]
+            assert answer.startswith(f"{code} ") and len(answer.splitlines()) == 1, name
 
 
 # The graders
@@ -250,3 +306,19 @@ def test_the_jobs_are_valid(name: str) -> None:
     job = load_job(EXAMPLE / f"{name}.yaml", VARIABLES)
     assert Path(job.training_file).exists()
     assert "data/test" not in str(job.training_file)
+
+
+@pytest.mark.nightly
+def test_the_longest_rollout_fits_into_the_context_of_the_small_model(tmp_path: Path) -> None:
+    for path in (ROOT / "build" / "smollm2-135m-instruct").glob("*.json"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "chat_template.jinja").write_text((EXAMPLE.parent / "common" / "chat_template.jinja").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    renderer = Renderer(tokenizer)
+    prompt = max(len(renderer.prompt(row["messages"], row["tools"])) for row in rows_of("train") + rows_of("test"))
+    queries = [f"{finding.name} {side}" for finding in findings(CODES) for side in ("", *SIDES)]
+    result = max(len(tokenizer.encode(f"<|im_start|>tool\n{text}<|im_end|>\n")) for text in map(CODES.search, queries))
+    job = load_job(EXAMPLE / "job_small.yaml", VARIABLES)
+    limits = job.method.reinforcement.limits
+    longest = prompt + limits.max_tool_calls * result + limits.max_completion_tokens
+    assert job.cluster.context_length * 0.8 < longest < job.cluster.context_length
