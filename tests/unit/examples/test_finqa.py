@@ -62,6 +62,14 @@ def test_writing_the_data_reproduces_the_committed_files(tmp_path: Path) -> None
     assert made == {path.name: path.read_bytes() for path in DATA.iterdir() if path != RELEASE}
 
 
+def test_asking_make_data_for_help_writes_nothing_and_a_folder_is_written_to(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as caught:
+        make_data.main(["--help"])
+    assert caught.value.code == 0
+    make_data.main([str(tmp_path / "made")])
+    assert (tmp_path / "made" / "test.jsonl").read_bytes() == (DATA / "test.jsonl").read_bytes()
+
+
 def test_training_and_test_share_no_company_and_no_question_is_twice() -> None:
     asked = {name: [row["messages"][1]["content"] for row in rows] for name, rows in ROWS.items()}
     tested = {row["company"] for row in ROWS["test"]}
