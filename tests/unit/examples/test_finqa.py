@@ -35,7 +35,7 @@ from trainer.types import ToolCall
 EXAMPLE = ROOT / "examples" / "finqa"
 DATA = EXAMPLE / "data"
 RELEASE = DATA / "release.json"
-VARIABLES = {"FINQA_MODEL": "model", "FINQA_SEED": "3", "FINQA_DATA": str(DATA), "FINQA_URL": "http://127.0.0.1:8040"}
+VARIABLES = {"FINQA_MODEL": "model", "FINQA_SEED": "3", "FINQA_DATA": str(DATA), "FINQA_URL": "http://127.0.0.1:8041"}
 LIBRARY = Library(read_documents(DATA / "documents.jsonl"))
 
 
@@ -102,6 +102,13 @@ def test_the_example_in_the_readme_is_what_search_says() -> None:
     (line,) = (line for line in (EXAMPLE / "README.md").read_text().splitlines() if line.startswith("> **How high"))
     _, _, query, _, hit, _ = re.split(r'[("`)]+', line)
     assert LIBRARY.search(query).splitlines()[0] == hit
+
+
+def test_the_readme_starts_the_server_where_the_job_looks_and_not_where_the_judge_is() -> None:
+    readme, server, operator = ((EXAMPLE / name).read_text() for name in ("README.md", "server.py", "agent-rft.yaml"))
+    served = re.findall(r"(?:--port |127\.0\.0\.1:)([0-9]+)", readme + server)
+    (judge,) = re.findall(r"127\.0\.0\.1:([0-9]+)", operator)
+    assert set(served) == {"8041"} and judge != "8041"
 
 
 def test_the_warm_start_has_the_habits_to_cure_and_the_better_way_too() -> None:
