@@ -1,6 +1,6 @@
-"""Makes documents and rows of the FinQA release: `python -m examples.finqa.convert FILE... --to FOLDER`.
+"""Makes documents and rows of the published FinQA data set: `python -m examples.finqa.convert FILE... --to FOLDER`.
 
-A FILE is a list of entries in the release's JSON form (github.com/czyssrs/FinQA, `dataset/*.json`). The folder gets
+A FILE is a list of entries in this release's JSON form (github.com/czyssrs/FinQA, `dataset/*.json`). The folder gets
 `documents.jsonl`, and `train.jsonl` and `test.jsonl`, which never share a company: the release's own parts do.
 """
 
@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from itertools import zip_longest
 from pathlib import Path
@@ -43,6 +44,11 @@ Name = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,80}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,80}){1,3}$")
 ]
 """A company, folders such as years, a page; no name begins with a dot."""
+_SCALE_ASKED: Final = re.compile(r"\b(?:in|how many) (thousand|million|billion)s?\b")
+_COUNTED: Final = re.compile(
+    r"\bhow many (?:(?:thousand|million|billion) )?(?!(?:thousand|million|billion)s?\b)(basis points|[a-z]+)"
+    r"|\bin (dollars)\b"
+)
 _PAGE_END: Final = re.compile(r"(?:\.pdf)?(?:-[0-9]+)?$")
 
 
@@ -159,7 +165,8 @@ def answer_of(qa: Qa) -> tuple[Figure, Decimal] | str:
     if isinstance(qa.exe_ans, str):
         return qa.exe_ans
     result = rounded(Decimal(repr(float(qa.exe_ans))), NUM_DECIMALS)
-    for written in figures(str(qa.answer or ""))[:1]:
+    for found in figures(str(qa.answer or ""))[:1]:
+        written = replace(found, unit="") if found.unit == "times" else found
         shares = (result, result / SCALES[written.unit]) if written.unit in ("percent", "basis points") else (result,)
         for share in (*shares, *(-share for share in shares)):
             if rounded(share, written.decimals) == written.number:
@@ -167,6 +174,18 @@ def answer_of(qa: Qa) -> tuple[Figure, Decimal] | str:
     if "percent" in qa.question.lower() or "%" in qa.question:
         return Figure(rounded(100 * result, 2).normalize(), "percent"), result / SCALES["percent"]
     return Figure(result.normalize()), result
+
+
+def unit_asked(question: str, unit: str) -> str:
+    """What may follow a figure with this unit, such as "million", "thousand tons" or, for a ratio, "times".
+
+    It is for the held-out grade alone: `grade` reads questions by itself.
+    """
+    asked = question.lower()
+    scale, counted = _SCALE_ASKED.search(asked), _COUNTED.search(asked)
+    words = [scale[1]] if scale and not unit else []
+    words += [word for word in (counted.groups() if counted else ()) if word and word != unit]
+    return " ".join(words) or ("times" if "ratio" in asked and not unit else "")
 
 
 def split_of(company: str) -> Split:
@@ -181,11 +200,11 @@ def row(entry: Entry) -> dict[str, Any]:
     """A task. Tools and graders get all of it as `item`; it has nothing of the report."""
     found = answer_of(entry.qa)
     if isinstance(found, str):
-        keys = {"answer": found, "figure": found, "unit": "", "exact": ""}
+        keys = {"answer": found, "figure": found, "unit": "", "unit_asked": "", "exact": ""}
     else:
         answer, exact = found
         keys = {"answer": str(answer), "figure": f"{answer.number.normalize():f}", "unit": answer.unit}
-        keys["exact"] = f"{exact:f}"
+        keys |= {"unit_asked": unit_asked(entry.qa.question, answer.unit), "exact": f"{exact:f}"}
     return {
         "messages": [SYSTEM, {"role": "user", "content": entry.qa.question}],
         "tools": SCHEMAS,

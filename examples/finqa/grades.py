@@ -19,6 +19,7 @@ MAX_DIGITS: Final = 18
 MAX_HELD_OUT_WORDS: Final = 12
 SCALES: Final = {
     "": Decimal(1),
+    "times": Decimal(1),
     "percent": Decimal("0.01"),
     "basis points": Decimal("0.0001"),
     "thousand": Decimal(10**3),
@@ -26,8 +27,9 @@ SCALES: Final = {
     "billion": Decimal(10**9),
 }
 _UNITS: Final = {unit: unit for unit in SCALES if unit} | {
-    **{"%": "percent", "per cent": "percent", "bps": "basis points", "basis point": "basis points"},
-    **{"k": "thousand", "m": "million", "mn": "million", "mm": "million", "bn": "billion"},
+    **{"%": "percent", "per cent": "percent", "basis point": "basis points"},
+    **{"bp": "basis points", "bps": "basis points", "x": "times"},
+    **{"k": "thousand", "m": "million", "mn": "million", "mm": "million", "b": "billion", "bn": "billion"},
 }
 _CURRENCIES: Final = {"dollars": "$", "usd": "$", "euros": "€", "eur": "€", "pounds": "£", "gbp": "£"}
 _FELL: Final = frozenset(["fell", "falls", "fall", "decrease", "decreased", "decline", "declined", "down", "loss"])
@@ -37,9 +39,17 @@ _FIGURE: Final = re.compile(
     rf"(?: ?(?P<unit>{'|'.join(map(re.escape, sorted(_UNITS, key=len, reverse=True)))})s?(?!\w))?"
     rf"(?: (?P<word>{'|'.join(_CURRENCIES)})(?!\w))?(?!\w)"
 )
-_SCALE_ASKED: Final = re.compile(r"\bin (thousand|million|billion)s?\b")
+_SCALE_ASKED: Final = re.compile(r"\b(?:in|how many) (thousand|million|billion)s?\b")
 _WORD: Final = re.compile(r"[a-z]+")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,18}(?:\.[0-9]{1,18})?")
+# The held-out grade reads short forms by itself: a mistake above must not be in both grades.
+_SPELLED: Final = {
+    **{"%": "percent", "per cent": "percent", "bp": "basis points", "bps": "basis points", "x": "times"},
+    **{"k": "thousand", "m": "million", "mm": "million", "mn": "million", "b": "billion", "bn": "billion"},
+}
+_SHORT: Final = re.compile(r"(?<=[0-9]) ?(%|per cent|bps?|bn?|m[mn]?|k|x)(?!\w)")
+_BRACKETS: Final = re.compile(r"\(([0-9.,]+)\)")
+_HELD_OUT_MARKS: Final = str.maketrans({"$": "", "*": "", "`": "", "\N{MINUS SIGN}": "-"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +109,12 @@ def form(said: Figure, wanted: Figure, exact: Decimal, words: frozenset[str] = f
         return 0.0
     if said.number > 0 > wanted.number and not words.isdisjoint(_FELL):
         return 0.5 * bool(form(replace(said, number=-said.number), wanted, exact))
+    if said.unit == "times" and not (wanted.unit or wanted.currency):
+        said = replace(said, unit="")
     if said.unit == wanted.unit and _is_as_precise(said, wanted, exact):
         return 1.0
     same = [said.to(wanted.unit)] if said.unit and wanted.unit else [said.to(wanted.unit), replace(said, unit="")]
-    return 0.5 * any(_is_as_precise(each, wanted, exact) or _is_coarser(each, exact) for each in same)
+    return 0.5 * any(_is_as_precise(each, wanted, exact) or _is_rounded_further(each, exact) for each in same)
 
 
 def _is_as_precise(said: Figure, wanted: Figure, exact: Decimal) -> bool:
@@ -111,7 +123,7 @@ def _is_as_precise(said: Figure, wanted: Figure, exact: Decimal) -> bool:
     return same or said.number == wanted.number
 
 
-def _is_coarser(said: Figure, exact: Decimal) -> bool:
+def _is_rounded_further(said: Figure, exact: Decimal) -> bool:
     plain = said.number.normalize()
     return len(plain.as_tuple().digits) >= 2 and rounded(exact, -_exponent(plain)) == plain
 
@@ -129,9 +141,9 @@ def grade(answer: str, item: Mapping[str, Any]) -> float:
     words, wanted = frozenset(_WORD.findall(answer.lower())), str(item["answer"])
     if wanted in ("yes", "no"):
         return float(words & {"yes", "no"} == {wanted})
-    right = _wanted(item)
-    said = set(_said(answer, item)) - (set(_said(item["question"], item)) - {right})
-    return form(said.pop(), right, Decimal(item["exact"]), words) if len(said) == 1 else 0.0
+    said = _said(answer, item)
+    left = said.keys() - (_said(item["question"], item).keys() - {_wanted(item)})
+    return _form(said[left.pop()], item, words) if len(left) == 1 else 0.0
 
 
 def most(answer: str, item: Mapping[str, Any]) -> float:
@@ -141,9 +153,8 @@ def most(answer: str, item: Mapping[str, Any]) -> float:
     words, wanted = frozenset(_WORD.findall(answer.lower())), str(item["answer"])
     if wanted in ("yes", "no"):
         return float(words & {"yes", "no"} == {wanted})
-    said = set(_said(answer, item))
-    right, exact = _wanted(item), Decimal(item["exact"])
-    return float(len(said) <= MAX_JUDGED_FIGURES and any(form(each, right, exact, words) for each in said))
+    said = _said(answer, item).values()
+    return float(len(said) <= MAX_JUDGED_FIGURES and any(_form(each, item, words) for each in said))
 
 
 def _wanted(item: Mapping[str, Any]) -> Figure:
@@ -151,12 +162,22 @@ def _wanted(item: Mapping[str, Any]) -> Figure:
     return _in_scale(right, item)
 
 
-def _said(answer: str, item: Mapping[str, Any]) -> list[Figure]:
-    return [_in_scale(each, item) for each in figures(answer.replace("*", "").replace("`", ""))]
+def _said(answer: str, item: Mapping[str, Any]) -> dict[Figure, Figure]:
+    """The figures of an answer as they are written, by what they are in the scale that is asked for."""
+    return {_in_scale(each, item): each for each in figures(answer.replace("*", "").replace("`", ""))}
+
+
+def _form(said: Figure, item: Mapping[str, Any], words: frozenset[str]) -> float:
+    """`form` in the scale that is asked for or, as a figure may be written out, without one: the better of both."""
+    right, exact = _wanted(item), Decimal(item["exact"])
+    return max(form(each, right, exact, words) for each in (_in_scale(said, item), said))
 
 
 def _in_scale(figure: Figure, item: Mapping[str, Any]) -> Figure:
-    """A question "in millions" means millions where a figure has no unit, unless its answer is a percentage."""
+    """A question "in millions" or "how many millions" means them where a figure has no unit.
+
+    A percentage has no such scale.
+    """
     asked = _SCALE_ASKED.search(item["question"].lower())
     share = str(item["answer"]).endswith(("percent", "basis points"))
     return replace(figure, unit=asked[1]) if asked and not share and not figure.unit else figure
@@ -165,13 +186,17 @@ def _in_scale(figure: Figure, item: Mapping[str, Any]) -> Figure:
 def held_out(answer: str, item: Mapping[str, Any]) -> float:
     """1 if an answer ends with the figure that the report was made of, and its unit, and no other word has a digit.
 
-    It compares texts: nothing of `grade` is used. `figure` and `unit` of the row come from the report's figures.
+    It compares texts: nothing of `grade` is used. `figure` and `unit` of the row come from the report's figures. What
+    the question counts in, `unit_asked`, may follow, such as "million" or "thousand tons".
     """
-    words = answer[: 2 * MAX_ANSWER_CHARS].lower().replace("%", " percent").replace("$", "").strip(" .\n").split()
-    wanted = [item["figure"], *str(item["unit"]).split()]
-    before, said = words[: -len(wanted)], words[-len(wanted) :]
-    if len(words) > MAX_HELD_OUT_WORDS or any(letter.isdigit() for word in before for letter in word):
+    text = answer[: 2 * MAX_ANSWER_CHARS].lower().translate(_HELD_OUT_MARKS)
+    text = _SHORT.sub(lambda match: f" {_SPELLED[match[1]]}", _BRACKETS.sub(r"-\1", text))
+    words = text.strip(" .\n").split()
+    if not 0 < len(words) <= MAX_HELD_OUT_WORDS:
         return 0.0
-    if said and _NUMBER.fullmatch(plain := said[0].replace(",", "")):
-        said[0] = f"{Decimal(plain).normalize():f}"
-    return float(said == wanted)
+    place = next((n for n, word in enumerate(words) if any(map(str.isdigit, word))), len(words) - 1)
+    number, end = words[place], words[place + 1 :]
+    if _NUMBER.fullmatch(plain := number.replace(",", "")):
+        number = f"{Decimal(plain).normalize():f}"
+    unit, asked = item["unit"].split(), item["unit_asked"].split()
+    return float(number == item["figure"] and end in [unit + asked[:count] for count in range(len(asked) + 1)])

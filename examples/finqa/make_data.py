@@ -1,10 +1,11 @@
-"""Writes the files of the small form in `data/`: `python -m examples.finqa.make_data`. They are the same every time.
+"""Writes the files of the small form in `data/`, the same every time: `python -m examples.finqa.make_data [FOLDER]`.
 
 The made reports go through the converter, like the release. `data/release.json` is written by hand and stays.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 from collections.abc import Sequence
@@ -68,5 +69,11 @@ def write_data(folder: Path) -> None:
     write(folder, "test", [task for _, task in test[:NUM_TEST]])
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m examples.finqa.make_data", description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=DATA, help="default: data/")
+    write_data(parser.parse_args(arguments).folder)
+
+
 if __name__ == "__main__":
-    write_data(DATA)
+    main()

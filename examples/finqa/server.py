@@ -1,4 +1,4 @@
-"""The reports' tools and the grades behind HTTP: `uvicorn examples.finqa.server:app --port 8040`.
+"""The reports' tools and the grades behind HTTP: `uvicorn examples.finqa.server:app --port 8041`.
 
 `FINQA_DATA` is the folder that `examples.finqa.convert` has written; without it the made reports of `data/` are used.
 """

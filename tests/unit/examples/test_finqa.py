@@ -18,7 +18,17 @@ from actors.grading.factory import make_grader
 from actors.tools.dispatcher import Dispatcher
 from cluster.preflight.dry_run import dry_run_problems
 from examples.finqa import make_data
-from examples.finqa.convert import BadRelease, Entry, Qa, answer_of, convert, documents, read_release, split_of
+from examples.finqa.convert import (
+    BadRelease,
+    Entry,
+    Qa,
+    answer_of,
+    convert,
+    documents,
+    read_release,
+    split_of,
+    unit_asked,
+)
 from examples.finqa.embeddings import Embeddings, EmbeddingsFailed, embeddings_of
 from examples.finqa.grades import grade, held_out, most
 from examples.finqa.library import MAX_PART_CHARS, NOT_FOUND, Bm25, Document, Library, Vectors, read_documents
@@ -35,7 +45,7 @@ from trainer.types import ToolCall
 EXAMPLE = ROOT / "examples" / "finqa"
 DATA = EXAMPLE / "data"
 RELEASE = DATA / "release.json"
-VARIABLES = {"FINQA_MODEL": "model", "FINQA_SEED": "3", "FINQA_DATA": str(DATA), "FINQA_URL": "http://127.0.0.1:8040"}
+VARIABLES = {"FINQA_MODEL": "model", "FINQA_SEED": "3", "FINQA_DATA": str(DATA), "FINQA_URL": "http://127.0.0.1:8041"}
 LIBRARY = Library(read_documents(DATA / "documents.jsonl"))
 
 
@@ -50,7 +60,9 @@ def item_of(answer: str, question: str = "What was it in 2023?", exact: str | No
     """A row with this answer; `exact` are all decimals of its figure if there are more."""
     figure, _, unit = answer.lstrip("$").partition(" ")
     whole = f"{figure}{'' if '.' in figure else '.'}000"
-    return {"question": question, "answer": answer, "figure": figure, "unit": unit, "exact": exact or whole}
+    asked = unit_asked(question, unit)
+    found = {"figure": figure, "unit": unit, "unit_asked": asked, "exact": exact or whole}
+    return {"question": question, "answer": answer} | found
 
 
 # The made reports
@@ -60,6 +72,14 @@ def test_writing_the_data_reproduces_the_committed_files(tmp_path: Path) -> None
     make_data.write_data(tmp_path)
     made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert made == {path.name: path.read_bytes() for path in DATA.iterdir() if path != RELEASE}
+
+
+def test_asking_make_data_for_help_writes_nothing_and_a_folder_is_written_to(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as caught:
+        make_data.main(["--help"])
+    assert caught.value.code == 0
+    make_data.main([str(tmp_path / "made")])
+    assert (tmp_path / "made" / "test.jsonl").read_bytes() == (DATA / "test.jsonl").read_bytes()
 
 
 def test_training_and_test_share_no_company_and_no_question_is_twice() -> None:
@@ -94,6 +114,13 @@ def test_the_example_in_the_readme_is_what_search_says() -> None:
     (line,) = (line for line in (EXAMPLE / "README.md").read_text().splitlines() if line.startswith("> **How high"))
     _, _, query, _, hit, _ = re.split(r'[("`)]+', line)
     assert LIBRARY.search(query).splitlines()[0] == hit
+
+
+def test_the_readme_starts_the_server_where_the_job_looks_and_not_where_the_judge_is() -> None:
+    readme, server, operator = ((EXAMPLE / name).read_text() for name in ("README.md", "server.py", "agent-rft.yaml"))
+    served = re.findall(r"(?:--port |127\.0\.0\.1:)([0-9]+)", readme + server)
+    (judge,) = re.findall(r"127\.0\.0\.1:([0-9]+)", operator)
+    assert set(served) == {"8041"} and judge != "8041"
 
 
 def test_the_warm_start_has_the_habits_to_cure_and_the_better_way_too() -> None:
@@ -147,6 +174,7 @@ def test_the_twenty_shipped_entries_compute_their_answers_and_are_found_without_
         assert library.search(row["question"]).startswith(f"{row['report']}: ")
         text = json.dumps(row)
         assert not [line for line in library.cat(row["report"]).splitlines() if line in text]
+        assert held_out(f"{row['answer']} {row['unit_asked']}", row) == held_out(row["answer"], row) == 1
         assert grade(row["answer"], row) == 1 and grade(f"{row['answer']}, yes, no, 1", row) == 0
 
 
@@ -272,6 +300,7 @@ def test_entries_of_a_page_make_one_document_whatever_names_it() -> None:
         ("see above", 380, "how much was it?", "380 380.00000"),
         ("", 123456789012345.1, "by what percent did it grow?", "12345678901234510 percent 12345678901234510.000"),
         ("17%", 0.12437, "what portion of it?", "0.12437 0.12437"),  # they contradict each other: the result counts
+        ("1.17x", 1.16744, "what was the ratio?", "1.17 1.16744"),
         ("100 basis points", 0.01, "how much higher was it?", "100 basis points 100.0"),
         (None, "yes", "was it more?", "yes"),
     ],
@@ -421,7 +450,10 @@ HONEST: dict[str, tuple[str, float, float, float]] = {
     "right with a stop": ("482 million.", 1, 1, 1),
     "right in a sentence": ("The revenue of Norvale in 2023 was **$482 million**.", 1, 1, 0),
     "right with words": ("The revenue was 482 million", 1, 1, 1),
-    "abbreviated": ("482m", 1, 1, 0),
+    "abbreviated": ("482m", 1, 1, 1),
+    "abbreviated in capitals": ("$482M", 1, 1, 1),
+    "in bold": ("**482 million**", 1, 1, 1),
+    "in billions": ("$0.482B", 0.5, 1, 0),
     "calculated": ("300 million + 182 million = 482 million", 0, 1, 0),
     "wrong": ("481 million", 0, 0, 0),
 }
@@ -455,6 +487,14 @@ def test_each_answer_and_each_cheat_gets_what_it_should(name: str) -> None:
         ("€1204.5", "$1204.5", 0),
         ("94 million", "94", 0.5),
         ("1.5 k", "1500", 0.5),
+        ("$5.7B", "$5.7 billion", 1),
+        ("5.7b", "5.7 billion", 1),
+        ("45bp", "45 basis points", 1),
+        ("1.17x", "1.17", 1),
+        ("1.17 times", "1.17", 1),
+        ("1.24x", "124 percent", 0.5),
+        ("12.4x", "12.4 percent", 0),
+        ("5.7x", "$5.7 billion", 0),
         ("0", "0", 1),
         ("yes", "yes", 1),
         ("Yes, it was.", "yes", 1),
@@ -485,9 +525,97 @@ def test_more_decimals_than_wanted_must_be_right(answer: str, score: float) -> N
     assert grade(answer, item_of("12 percent", exact="12.437")) == score
 
 
-@pytest.mark.parametrize(("answer", "score"), [("94", 1), ("94 million", 1), ("94 billion", 0), ("0.094 billion", 0.5)])
-def test_a_question_in_millions_says_the_unit(answer: str, score: float) -> None:
-    assert grade(answer, item_of("94", "What was the change, in millions?")) == score
+IN_MILLIONS = item_of("94", "What was the change, in millions?")
+BY_HOW_MANY = item_of("2.1", "By how many millions was it higher in 2018 than in 2017?")
+HOW_MANY_TONS = item_of("400", "How many thousand tons did it sell?")
+
+
+@pytest.mark.parametrize(
+    ("item", "answer", "score"),
+    [
+        (IN_MILLIONS, "94", 1),
+        (IN_MILLIONS, "94 million", 1),
+        (IN_MILLIONS, "94 billion", 0),
+        (IN_MILLIONS, "0.094 billion", 0.5),
+        (IN_MILLIONS, "94,000,000", 0.5),
+        (IN_MILLIONS, "94, that is 94 million", 1),
+        (IN_MILLIONS, "94 million, 94,000", 0),
+        (BY_HOW_MANY, "2.1", 1),
+        (BY_HOW_MANY, "$2.1 million", 1),
+        (BY_HOW_MANY, "$2.1 billion", 0),
+        (HOW_MANY_TONS, "400 thousand tons", 1),
+        (HOW_MANY_TONS, "400,000 tons", 0.5),
+        (HOW_MANY_TONS, "400,000 thousand tons", 0),
+        (HOW_MANY_TONS, "400 million tons", 0),
+    ],
+)
+def test_a_question_in_millions_says_the_unit(item: dict[str, str], answer: str, score: float) -> None:
+    assert grade(answer, item) == score
+    if "," not in answer:
+        assert most(answer, item) == (score > 0)
+
+
+@pytest.mark.parametrize(
+    ("question", "unit", "asked"),
+    [
+        ("what was it , in millions?", "", "million"),
+        ("what was it , in millions?", "billion", ""),
+        ("how many thousand tons did it sell?", "", "thousand tons"),
+        ("how many thousand tons did it sell?", "thousand", "tons"),
+        ("by how many millions?", "", "million"),
+        ("by how many millions was it higher?", "", "million"),
+        ("by how many basis points did it rise?", "basis points", ""),
+        ("by how many basis points did it rise?", "", "basis points"),
+        ("how many rooms did it add?", "", "rooms"),
+        ("what was it , in dollars?", "", "dollars"),
+        ("what is the ratio of losses?", "", "times"),
+        ("what is the ratio of losses?", "percent", ""),
+        ("what was it in 2013?", "", ""),
+    ],
+)
+def test_what_a_question_counts_in_is_in_the_row(question: str, unit: str, asked: str) -> None:
+    assert unit_asked(question, unit) == asked
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted", "question", "score"),
+    [
+        ("159 million", "159", "What was the change, in millions?", 1),
+        ("159", "159", "What was the change, in millions?", 1),
+        ("$159 mn", "159", "What was the change, in millions?", 1),
+        ("159 billion", "159", "What was the change, in millions?", 0),
+        ("159 million", "159", "What was it?", 0),
+        ("**13.8%**", "13.8 percent", "What was it?", 1),
+        ("`13.8 per cent`.", "13.8 percent", "What was it?", 1),
+        ("13.8%%", "13.8 percent", "What was it?", 0),
+        ("469M", "469 million", "What was it?", 1),
+        ("469k", "469 million", "What was it?", 0),
+        ("$5.7bn", "$5.7 billion", "What was it?", 1),
+        ("$5.7B", "$5.7 billion", "What was it?", 1),
+        ("45 bps", "45 basis points", "What was it?", 1),
+        ("45bp", "45 basis points", "What was it?", 1),
+        ("360 rooms", "360", "How many rooms did it add?", 1),
+        ("360 million rooms", "360", "How many rooms did it add?", 0),
+        ("360 rooms of 900 rooms", "360", "How many rooms did it add?", 0),
+        ("400 thousand", "400", "How many thousand tons did it sell?", 1),
+        ("400 thousand tons", "400", "How many thousand tons did it sell?", 1),
+        ("400 tons", "400", "How many thousand tons did it sell?", 0),
+        ("(5.6)%", "-5.6 percent", "What was it?", 1),
+        ("\N{MINUS SIGN}5.6%", "-5.6 percent", "What was it?", 1),
+        ("(5.6%)", "-5.6 percent", "What was it?", 0),
+        ("-(5.6)%", "-5.6 percent", "What was it?", 0),
+        ("(5.6)%", "5.6 percent", "What was it?", 0),
+        ("1.17x", "1.17", "What was the ratio?", 1),
+        ("1.17x", "1.17", "What was it?", 0),
+        ("Yes.", "yes", "Was it more?", 1),
+        ("", "yes", "Was it more?", 0),
+        ("yes, 5", "yes", "Was it more?", 0),
+    ],
+)
+def test_the_held_out_grade_reads_short_forms_and_what_the_question_counts_in(
+    answer: str, wanted: str, question: str, score: float
+) -> None:
+    assert held_out(answer, item_of(wanted, question)) == score
 
 
 @pytest.fixture
