@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI, HTTPException
 
+from examples.common.arguments import text_argument
 from examples.kernels.grading import nothing, of_speedup
 
 Sizes = dict[int, tuple[int, int]]
@@ -187,10 +188,7 @@ async def measured(code: str, item: dict[str, Any], sizes: Sizes = SIZES) -> flo
 
 @app.post("/tools/run")
 async def run_kernel(call: dict[str, Any]) -> dict[str, str]:
-    try:
-        code = str(json.loads(call["arguments"])["code"])
-    except (ValueError, KeyError, TypeError):
-        raise HTTPException(422, "give code") from None  # the model reads this and continues
+    code = text_argument(call, "code")
     try:
         return {"output": f"ok {await measured(checked(code), call['item']):.1f}x"}
     except Wrong as error:

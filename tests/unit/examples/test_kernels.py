@@ -137,6 +137,15 @@ def test_the_conversations_have_the_habits_and_end_with_a_right_kernel() -> None
         ("def kernel(x): return kernel(x)", "is not allowed"),
         ("def kernel(x): return " + "(" * 300 + "x" + ")" * 300, "not one function"),
         ("def kernel(x, y=1): return x", "plain arguments"),
+        ("def kernel(x, /, y): return x", "plain arguments"),
+        ("def kernel(x, *, y): return x", "plain arguments"),
+        ("def kernel(*x): return x", "plain arguments"),
+        ("def kernel(x, **y): return x", "plain arguments"),
+        ("def kernel(x: int): return x", "plain arguments"),
+        (CHEATS["deep default"], "plain arguments"),
+        (CHEATS["nested zips"], "a zip of a zip"),
+        ("def kernel(x):\n    z = zip(x)\n    for i in range(70): z = zip(z)\n    return z", "a zip of a zip"),
+        ("def kernel(x): return np.array(zip(x, x))", "np.array of this is not allowed"),
         ("@np.vectorize\ndef kernel(x): return x", "not one function"),
         ("def kernel(x, y): return x", "takes 2 arguments"),
     ],
@@ -204,12 +213,22 @@ def test_all_answers_to_a_row_get_the_same_inputs_and_the_tool_gets_others() -> 
         ("look-alike letters", 0, "not one function"),
         ("very long", 0, "more than 1000"),
         ("endless", 0, "takes too long"),
+        ("nested zips", 0, "a zip of a zip"),
+        ("deep default", 0, "plain arguments"),
     ],
 )
 def test_a_cheat_gets_what_it_should_by_counted_work(name: str, score: float, reason: str) -> None:
     found = grade(CHEATS[name], ITEM, "seed")
     assert found.score == pytest.approx(score, abs=0.01)
     assert reason in found.reason
+
+
+@pytest.mark.parametrize("found", ["zip(x, x)", "zip(x, zip(x))", "[1, 2]", "zip(zip(x))"])
+def test_a_list_of_another_form_is_wrong_and_no_failure_of_the_server(client: TestClient, found: str) -> None:
+    body = {"sample": {"output_text": f"def kernel(x): return {found}"}, "item": ITEM, "trace_id": "trace_1"}
+    answer = client.post("/grade", json=body)
+    assert (answer.status_code, answer.json()["score"]) == (200, 0)
+    assert not same([(1.0, 2.0)], [[1.0, 2.0]])
 
 
 def test_each_cheat_is_graded_above() -> None:
@@ -302,7 +321,8 @@ def test_the_machine_with_a_gpu_follows_the_wire_contract(monkeypatch: pytest.Mo
     call = {"arguments": json.dumps({"code": "import os"}), "item": item, "trace_id": "trace_1"}
     with TestClient(gpu_app) as client:
         assert client.post("/tools/run", json=call).json() == {"output": "no function with triton.jit"}
-        assert client.post("/tools/run", json=call | {"arguments": "{}"}).status_code == 422
+        for wrong in ("{}", "[" * 100_000):
+            assert client.post("/tools/run", json=call | {"arguments": wrong}).status_code == 422
         body = {"sample": {"output_text": None}, "item": item, "trace_id": "trace_1"}
         assert client.post("/grade", json=body).json()["score"] == 0
         unset = client.post("/grade", json=body | {"sample": {"output_text": TRITON}})
@@ -333,10 +353,10 @@ def test_tool_and_grader_follow_the_wire_contract(client: TestClient) -> None:
     assert client.post("/grade", json=body | {"sample": {"output_text": None}}).json()["score"] == 0
 
 
-@pytest.mark.parametrize("arguments", ["{}", "[1]", "417", "{"])
+@pytest.mark.parametrize("arguments", ["{}", "[1]", "417", "{", "[" * 100_000, '{"code": null}', '{"code": "\\ud800"}'])
 def test_a_wrong_call_is_refused_and_the_model_reads_why(client: TestClient, arguments: str) -> None:
     answer = client.post("/tools/run", json={"arguments": arguments, "item": ITEM, "trace_id": "trace_1"})
-    assert (answer.status_code, answer.json()["detail"]) == (422, "give code")
+    assert (answer.status_code, answer.json()["detail"]) == (422, "give code, a text")
 
 
 # The jobs
