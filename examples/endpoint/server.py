@@ -20,7 +20,7 @@ async def add(call: dict[str, Any], authorization: str = Header("")) -> dict[str
     try:
         arguments = json.loads(call["arguments"])
         return {"output": str(arguments["a"] + arguments["b"])}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise HTTPException(400, f"give numbers a and b: {error}") from None  # the model reads this and continues
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI, HTTPException
 
+from examples.common.arguments import text_argument
 from examples.filings.rubrics import PRICE_OF_A_FALSE_CITATION, RUBRICS, false_citations, uncited
 from examples.filings.world import TOOLS, Archive
 
@@ -20,10 +20,7 @@ async def call_tool(name: str, call: dict[str, Any]) -> dict[str, str]:
     if name not in TOOLS:
         raise HTTPException(404)  # a configuration error: the dry run finds it
     parameter, _ = TOOLS[name]
-    try:
-        argument = str(json.loads(call["arguments"])[parameter])
-    except (ValueError, KeyError, TypeError):
-        raise HTTPException(422, f"give a {parameter}") from None  # the model reads this and continues
+    argument = text_argument(call, parameter)
     return {"output": archive.search(argument) if name == "search" else archive.read(argument)}
 
 

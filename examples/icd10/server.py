@@ -31,7 +31,7 @@ def make_app(read: Callable[[], CodeList]) -> FastAPI:
     def search(call: dict[str, Any]) -> dict[str, str]:
         try:
             query = json.loads(call["arguments"])["query"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             query = None
         if not isinstance(query, str):
             raise HTTPException(422, "give a query, a text")  # the model reads this and continues

@@ -65,4 +65,6 @@ CHEATS: Final = {
     "look-alike letters": OF.fast.replace("kernel", "kеrnel"),
     "very long": f"{OF.fast}{' + 0' * 500}",
     "endless": "def kernel(x):\n    for i in range(9000000000000000): x = x + 0\n    return x",
+    "nested zips": "def kernel(x):\n    z = zip(range(1))\n    for i in range(9): z = zip(z, z, z, z, z)\n    return z",
+    "deep default": f"def kernel(x={'-' * 900}1): return 1",
 }

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from examples.kernels.interpreter import Refused, read, run
+from examples.kernels.interpreter import Refused, is_flat, read, run
 
 NUM_SHAPES: Final = 2
 SIZES: Final[dict[int, tuple[int, int]]] = {1: (100, 200), 2: (9, 15)}
@@ -80,7 +80,9 @@ def measured(text: str, item: Mapping[str, Any], seed: str) -> float:
 
 def same(found: Any, right: Any) -> bool:
     """Whether both have one shape and nearly the same numbers. Not a number equals nothing."""
-    if not isinstance(found, bool | int | float | list | np.ndarray):
+    if not isinstance(found, bool | int | float | list | np.ndarray) or (
+        isinstance(found, list) and not is_flat(found)
+    ):
         return False
     ours, theirs = np.asarray(found, float), np.asarray(right, float)
     return ours.shape == theirs.shape and bool(np.allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE))

@@ -77,9 +77,19 @@ def read(text: str, name: str = "kernel") -> Kernel:
         raise Refused(f"not one function {name}") from None
     match body:
         case [ast.FunctionDef(name=found, args=arguments, decorator_list=[]) as function] if found == name:
-            if ast.unparse(arguments) == ", ".join(argument.arg for argument in arguments.args):
+            if _are_plain(arguments):
                 return function
     raise Refused(f"not one function {name} with plain arguments")
+
+
+def _are_plain(arguments: ast.arguments) -> bool:
+    more = (arguments.posonlyargs, arguments.vararg, arguments.kwonlyargs, arguments.kw_defaults, arguments.kwarg)
+    return not any((*more, arguments.defaults)) and all(one.annotation is None for one in arguments.args)
+
+
+def is_flat(items: Sequence[object]) -> bool:
+    """Whether a list holds numbers alone; that of a zip holds tuples."""
+    return all(isinstance(item, Number) for item in items)
 
 
 def run(kernel: Kernel, inputs: Sequence[np.ndarray]) -> tuple[Any, int]:
@@ -192,7 +202,7 @@ class _Machine:
             case "range", [int() as stop]:
                 return range(stop)
             case "zip", [_, *_]:
-                return list(zip(*map(self._items, arguments), strict=False))
+                return list(zip(*map(self._untupled, arguments), strict=False))
             case "sum", [value]:
                 total: Any = 0
                 for item in self._items(value):
@@ -208,7 +218,7 @@ class _Machine:
         if name in _ELEMENTWISE and len(arguments) == _ARITY.get(name, 1) and not keywords:
             return self._applied(_ELEMENTWISE[name], *arguments)
         match name, arguments, keywords:
-            case "array", [list() as items], []:
+            case "array", [list() as items], [] if is_flat(items):
                 self._spend_on(len(items))
                 return np.array(items)
             case _, [np.ndarray() as values, *axis], _ if name in _REDUCTIONS and len(axis) + len(keywords) <= 1:
@@ -228,6 +238,13 @@ class _Machine:
         for item in value:
             self._spend(1)
             yield item if isinstance(item, tuple) else self._checked(item)
+
+    def _untupled(self, value: Any) -> Iterator[Any]:
+        """The items to zip: zips of zips could be larger than memory."""
+        for item in self._items(value):
+            if isinstance(item, tuple):
+                raise Refused("a zip of a zip is not allowed")
+            yield item
 
     def _bind(self, target: ast.expr, item: Any) -> None:
         match target:

@@ -5,12 +5,12 @@ No kernel runs as Python here: the interpreter runs it.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI
 
+from examples.common.arguments import text_argument
 from examples.kernels.grading import grade, tried
 
 app = FastAPI()
@@ -18,11 +18,7 @@ app = FastAPI()
 
 @app.post("/tools/run")
 def run_kernel(call: dict[str, Any]) -> dict[str, str]:
-    try:
-        code = str(json.loads(call["arguments"])["code"])
-    except (ValueError, KeyError, TypeError):
-        raise HTTPException(422, "give code") from None  # the model reads this and continues
-    return {"output": tried(code, call["item"], call["trace_id"])}
+    return {"output": tried(text_argument(call, "code"), call["item"], call["trace_id"])}
 
 
 @app.post("/grade")

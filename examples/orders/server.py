@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from fastapi import FastAPI, HTTPException
 
+from examples.common.arguments import text_argument
 from examples.orders.questions import grade
 from examples.orders.shop import TOOLS, Shop
 
@@ -19,10 +19,7 @@ async def call_tool(name: str, call: dict[str, Any]) -> dict[str, str]:
     tool = TOOLS.get(name)
     if tool is None:
         raise HTTPException(404)  # a configuration error: the job stops and names this endpoint
-    try:
-        return {"output": tool.run(shop, str(json.loads(call["arguments"])[tool.parameter]))}
-    except (ValueError, KeyError, TypeError):
-        raise HTTPException(422, f"give a {tool.parameter}") from None  # the model reads this and continues
+    return {"output": tool.run(shop, text_argument(call, tool.parameter))}
 
 
 @app.post("/grade")

@@ -45,8 +45,10 @@ async def test_a_cheat_gets_nothing_or_what_its_time_deserves(held_out: PythonGr
 
 # The measure of gpu.py, here with PyTorch on the processor, in a process without a container
 
-START = "import os, time, torch\ndef kernel(x):\n    "
+START = "import os, torch\ndef kernel(x):\n    "
 TANH = "for _ in range(20): x = torch.tanh(x)\n    return x"
+FALSE_TENSOR = TANH.replace("return x", "return torch.nn.Parameter(x)")
+"""Right, but of a class that could compute later."""
 ITEM_OF_TANH = {"reference": f"def ref(x):\n    {TANH}", "num_axes": 1}
 SIZES = {1: (200_000, 300_000)}
 
@@ -55,9 +57,9 @@ SIZES = {1: (200_000, 300_000)}
 async def test_time_is_measured_outside_and_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERNELS_CELL", sys.executable)
     same = await gpu.measured(f"{START}print('[[1], 0, 0]')\n    {TANH}", ITEM_OF_TANH, SIZES)
-    patched = f"import time\ntime.perf_counter = lambda: 0.0\n{START}time.sleep(0.5)\n    {TANH}"
+    patched = f"import time\ntime.perf_counter = lambda: 0.0\n{START}[torch.tanh(x) for _ in range(60)]\n    {TANH}"
     late = await gpu.measured(patched, ITEM_OF_TANH, SIZES)
     assert late < 0.5 and late < same
-    for wrong in ("return x", "return x * float('nan')", "os._exit(0)"):
+    for wrong in ("return x", "return x * float('nan')", "os._exit(0)", FALSE_TENSOR):
         with pytest.raises(gpu.Wrong):
             await gpu.measured(f"{START}{wrong}", ITEM_OF_TANH, SIZES)

@@ -45,13 +45,19 @@ async def test_it_passes_the_check_and_responds_as_documented(reinforcement: Rei
     tasks = tasks_of(JOB.parent / "rows.jsonl")
     assert await dry_run_problems(reinforcement, tasks, LOCAL) == []
     dispatcher = Dispatcher(reinforcement.tools, LOCAL)
-    good, bad = await dispatcher.call_turn(
-        "trace_1", tasks[0].item, [ToolCall("1", "add", '{"a": 3, "b": 8}'), ToolCall("2", "add", '{"a": "x"}')]
+    good, bad, deep = await dispatcher.call_turn(
+        "trace_1",
+        tasks[0].item,
+        [
+            ToolCall("1", "add", '{"a": 3, "b": 8}'),
+            ToolCall("2", "add", '{"a": "x"}'),
+            ToolCall("3", "add", "[" * 100_000),
+        ],
     )
     await dispatcher.close()
     assert (good.output, good.error) == (tasks[0].item["reference_answer"], None)
     assert "give numbers a and b" in bad.output
-    assert bad.error == "tool_error"
+    assert bad.error == deep.error == "tool_error"
 
 
 async def test_the_check_detects_a_wrong_token(reinforcement: Reinforcement) -> None:

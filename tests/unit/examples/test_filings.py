@@ -220,14 +220,21 @@ def test_tools_and_graders_follow_the_wire_contract(client: TestClient) -> None:
 
 @pytest.mark.parametrize(
     ("tool", "arguments", "status"),
-    [("read", "{}", 422), ("read", "[1]", 422), ("read", "417", 422), ("read", "{", 422), ("write", "{}", 404)],
+    [
+        ("read", "{}", 422),
+        ("read", "[1]", 422),
+        ("read", "417", 422),
+        ("read", "{", 422),
+        ("read", "[" * 100_000, 422),
+        ("write", "{}", 404),
+    ],
 )
 def test_a_wrong_call_is_refused_and_the_model_reads_why(
     client: TestClient, tool: str, arguments: str, status: int
 ) -> None:
     answer = client.post(f"/tools/{tool}", json={"arguments": arguments})
     assert answer.status_code == status
-    assert status == 404 or answer.json()["detail"] == "give a section"
+    assert status == 404 or answer.json()["detail"] == "give section, a text"
 
 
 # The jobs and the figures

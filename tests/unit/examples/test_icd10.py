@@ -292,7 +292,7 @@ def test_the_tool_and_the_graders_follow_the_wire_contract(client: TestClient) -
         assert client.post(path, json=body | {"sample": {"output_text": None}}).json()["score"] == 0
 
 
-@pytest.mark.parametrize("arguments", ["{}", "[1]", "417", "{", '{"query": 1}', '{"query": null}'])
+@pytest.mark.parametrize("arguments", ["{}", "[1]", "417", "{", "[" * 100_000, '{"query": 1}', '{"query": null}'])
 def test_a_wrong_call_is_refused_and_the_model_reads_why(client: TestClient, arguments: str) -> None:
     answer = client.post("/tools/search", json={"arguments": arguments})
     assert (answer.status_code, answer.json()["detail"]) == (422, "give a query, a text")

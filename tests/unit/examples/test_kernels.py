@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch.nn import functional
 from actors.graders.kinds.code_check import CodeCheck
 from examples.kernels import make_data
 from examples.kernels.cheats import CHEATS, OF
-from examples.kernels.gpu import Wrong, checked
+from examples.kernels.gpu import Wrong, checked, measured
 from examples.kernels.gpu import app as gpu_app
 from examples.kernels.grading import RIGHT, grade, same, tried
 from examples.kernels.interpreter import MAX_WORK, Refused, read, run
@@ -137,6 +138,15 @@ def test_the_conversations_have_the_habits_and_end_with_a_right_kernel() -> None
         ("def kernel(x): return kernel(x)", "is not allowed"),
         ("def kernel(x): return " + "(" * 300 + "x" + ")" * 300, "not one function"),
         ("def kernel(x, y=1): return x", "plain arguments"),
+        ("def kernel(x, /, y): return x", "plain arguments"),
+        ("def kernel(x, *, y): return x", "plain arguments"),
+        ("def kernel(*x): return x", "plain arguments"),
+        ("def kernel(x, **y): return x", "plain arguments"),
+        ("def kernel(x: int): return x", "plain arguments"),
+        (CHEATS["deep default"], "plain arguments"),
+        (CHEATS["nested zips"], "a zip of a zip"),
+        ("def kernel(x):\n    z = zip(x)\n    for i in range(70): z = zip(z)\n    return z", "a zip of a zip"),
+        ("def kernel(x): return np.array(zip(x, x))", "np.array of this is not allowed"),
         ("@np.vectorize\ndef kernel(x): return x", "not one function"),
         ("def kernel(x, y): return x", "takes 2 arguments"),
     ],
@@ -204,12 +214,22 @@ def test_all_answers_to_a_row_get_the_same_inputs_and_the_tool_gets_others() -> 
         ("look-alike letters", 0, "not one function"),
         ("very long", 0, "more than 1000"),
         ("endless", 0, "takes too long"),
+        ("nested zips", 0, "a zip of a zip"),
+        ("deep default", 0, "plain arguments"),
     ],
 )
 def test_a_cheat_gets_what_it_should_by_counted_work(name: str, score: float, reason: str) -> None:
     found = grade(CHEATS[name], ITEM, "seed")
     assert found.score == pytest.approx(score, abs=0.01)
     assert reason in found.reason
+
+
+@pytest.mark.parametrize("found", ["zip(x, x)", "zip(x, zip(x))", "[1, 2]", "zip(zip(x))"])
+def test_a_list_of_another_form_is_wrong_and_no_failure_of_the_server(client: TestClient, found: str) -> None:
+    body = {"sample": {"output_text": f"def kernel(x): return {found}"}, "item": ITEM, "trace_id": "trace_1"}
+    answer = client.post("/grade", json=body)
+    assert (answer.status_code, answer.json()["score"]) == (200, 0)
+    assert not same([(1.0, 2.0)], [[1.0, 2.0]])
 
 
 def test_each_cheat_is_graded_above() -> None:
@@ -262,6 +282,14 @@ def kernel(x):
     clamp[(triton.cdiv(x.numel(), 1024),)](x, found, x.numel(), BLOCK=1024)
     return found
 """
+TUNED = """\
+@triton.autotune(configs=[triton.Config({"BLOCK": 256 * two}) for two in (1, 2)], key=["length"])
+@triton.heuristics({"WIDE": lambda given: given["length"] > 4096})
+@triton.jit
+def tuned(given, found, length, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(found + at, tl.exp(tl.load(given + at, mask=at < length)), mask=at < length)
+"""
 
 
 @pytest.mark.parametrize(
@@ -278,22 +306,36 @@ def kernel(x):
         ("import time\ntime.perf_counter = lambda: 0", "import time"),
         ("import threading", "import threading"),
         ("def kernel(x): return __import__('torch')", "__import__"),
-        ("class Lazy(torch.Tensor): pass", "Tensor"),
+        ("class Lazy(torch.Tensor): pass", "ClassDef"),
+        ("class Lazy: shape = (1,)", "ClassDef"),
+        ("Lazy = type('Lazy', (), {})", "type"),
+        ("b = triton.__builtins__\ndef kernel(x): return b['getattr'](torch, 'clamp')(x, -3, 3)", "__builtins__"),
+        ("def kernel(x): return tl._builtins['clamp'](x, -3, 3)", "_builtins"),
+        ("def kernel(x): return kernel.__globals__", "__globals__"),
+        ("def kernel(__x): return __x", "__x"),
+        ("runtime = triton.runtime", "runtime"),
+        ("match torch:\n    case tl: pass", "Match"),
+        ("def kernel(x):\n    match torch:\n        case object(clamp=do): return do(x, -3, 3)", "Match"),
+        ("def tl(x): return x", "tl has another meaning"),
+        ("torch.empty = tl.zeros", "empty is set"),
+        ("try: pass\nexcept Exception as tl: pass", "Try"),
+        (TUNED, None),
         ("(" * 30_000, "characters"),
         ("(", "not a Python module"),
     ],
 )
 def test_a_kernel_for_gpus_is_in_triton_and_uses_no_operations_of_pytorch(more: str, refused: str | None) -> None:
     if refused is None:
-        assert checked(f"```python\n{TRITON}```").strip() == TRITON.strip()
+        assert checked(f"```python\n{TRITON}\n{more}```").strip() == f"{TRITON}\n{more}".strip()
         return
     with pytest.raises(Wrong, match=re.escape(refused)):
         checked(f"{TRITON}\n{more}")
 
 
-def test_a_module_without_a_triton_function_is_refused() -> None:
+@pytest.mark.parametrize("decorator", ["", f"@{'-' * 900}x"])
+def test_a_module_without_a_triton_function_is_refused(decorator: str) -> None:
     with pytest.raises(Wrong, match=r"no function with triton\.jit"):
-        checked("import torch\ndef kernel(x): return x * 2")
+        checked(f"import torch\n{decorator}\ndef kernel(x): return x * 2")
 
 
 def test_the_machine_with_a_gpu_follows_the_wire_contract(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,11 +344,56 @@ def test_the_machine_with_a_gpu_follows_the_wire_contract(monkeypatch: pytest.Mo
     call = {"arguments": json.dumps({"code": "import os"}), "item": item, "trace_id": "trace_1"}
     with TestClient(gpu_app) as client:
         assert client.post("/tools/run", json=call).json() == {"output": "no function with triton.jit"}
-        assert client.post("/tools/run", json=call | {"arguments": "{}"}).status_code == 422
+        for wrong in ("{}", "[" * 100_000):
+            assert client.post("/tools/run", json=call | {"arguments": wrong}).status_code == 422
         body = {"sample": {"output_text": None}, "item": item, "trace_id": "trace_1"}
         assert client.post("/grade", json=body).json()["score"] == 0
         unset = client.post("/grade", json=body | {"sample": {"output_text": TRITON}})
         assert unset.status_code == 403 and "KERNELS_CELL is not set" in unset.json()["detail"]
+
+
+FAKE_CELL = """\
+import json, sys, time
+code = json.loads(sys.stdin.readline())["code"]
+for line in sys.stdin:
+    with open("{asked}", "a") as file:
+        print("NRK"[("return tensors" not in code) + ("Triton" in code)], end="", file=file)
+    time.sleep({wait_s})
+    print("[[1], 0, 0]", flush=True)
+"""
+"""What the driver does, without PyTorch; it writes down who is asked: the reference, nothing or the kernel."""
+
+
+def fake_cell(folder: Path, wait_s: float) -> Path:
+    """Its KERNELS_CELL runs it; where it writes down who is asked."""
+    (folder / "cell.py").write_text(FAKE_CELL.format(asked=folder / "asked", wait_s=wait_s))
+    return folder / "asked"
+
+
+async def test_a_kernel_cannot_slow_down_its_reference_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNELS_CELL", f"{sys.executable} {tmp_path / 'cell.py'}")
+    asked = fake_cell(tmp_path, 0)
+    await measured("# Triton", make_data.row(OF, OF.torch))
+    turns = asked.read_text()
+    rounds = [turns[at : at + 3] for at in range(0, len(turns), 3)]
+    assert {"".join(sorted(one)) for one in rounds} == {"KNR"}
+    assert len(set(rounds)) > 1
+
+
+async def test_a_measurement_has_one_deadline_for_all_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNELS_CELL", f"{sys.executable} {tmp_path / 'cell.py'}")
+    asked = fake_cell(tmp_path, 0.05)
+    with pytest.raises(Wrong, match=r"takes more than 0\.5 s"):
+        await measured("# Triton", make_data.row(OF, OF.torch), timeout_s=0.5)
+    assert len(asked.read_text()) < 15
+
+
+@pytest.mark.parametrize("line", ["[" * 20_000, "[[Infinity], 0, 0]", "{}", ""])
+async def test_what_is_no_digest_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    (tmp_path / "cell.py").write_text(f"input()\ninput()\nprint({line!r})")
+    monkeypatch.setenv("KERNELS_CELL", f"{sys.executable} {tmp_path / 'cell.py'}")
+    with pytest.raises(Wrong, match="fails"):
+        await measured("# Triton", make_data.row(OF, OF.torch))
 
 
 # The server
@@ -333,10 +420,10 @@ def test_tool_and_grader_follow_the_wire_contract(client: TestClient) -> None:
     assert client.post("/grade", json=body | {"sample": {"output_text": None}}).json()["score"] == 0
 
 
-@pytest.mark.parametrize("arguments", ["{}", "[1]", "417", "{"])
+@pytest.mark.parametrize("arguments", ["{}", "[1]", "417", "{", "[" * 100_000, '{"code": null}', '{"code": "\\ud800"}'])
 def test_a_wrong_call_is_refused_and_the_model_reads_why(client: TestClient, arguments: str) -> None:
     answer = client.post("/tools/run", json={"arguments": arguments, "item": ITEM, "trace_id": "trace_1"})
-    assert (answer.status_code, answer.json()["detail"]) == (422, "give code")
+    assert (answer.status_code, answer.json()["detail"]) == (422, "give code, a text")
 
 
 # The jobs
