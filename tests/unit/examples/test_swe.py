@@ -401,7 +401,7 @@ def test_a_run_waits_for_a_place_only_for_a_while() -> None:
     with pytest.raises(runs.Busy):
         runs.sandboxed("print(1)", "", {}, runs.LIMITS, places, 0.01)
     places.release()
-    for _ in range(2):  # it is given back
+    for _ in range(2):  # it was released
         assert runs.sandboxed("print(1)", "", {}, runs.LIMITS, places, 0.01).stdout == "1\n"
 
 
@@ -537,7 +537,7 @@ async def test_calls_that_wait_for_others_are_made_again_and_sessions_do_not_wai
 
     def blocks(code: str, stdin: str, files: Mapping[str, str], limits: Mapping[str, float]) -> UntrustedRun:
         began.release()
-        go.wait(30)
+        go.wait(60)
         return ends(code, stdin, files, limits)
 
     anyio.to_thread.current_default_thread_limiter().total_tokens = 2
@@ -557,8 +557,11 @@ async def test_calls_that_wait_for_others_are_made_again_and_sessions_do_not_wai
         assert {(answer.status_code, answer.headers["Retry-After"]) for answer in refused} == {(503, "5")}
         more = asyncio.create_task(post("two", 1, "run_tests"))
         await asyncio.to_thread(began.acquire)  # now no thread is left
-        assert (await client.post("/session/start", json=others[1])).json() == {"ready": True}
-        assert (await client.post("/session/end", json=others[1])).json() == {"ended": True}
-        go.set()
+        try:
+            async with asyncio.timeout(10):
+                assert (await client.post("/session/start", json=others[1])).json() == {"ready": True}
+                assert (await client.post("/session/end", json=others[1])).json() == {"ended": True}
+        finally:
+            go.set()
         assert [answer.status_code for answer in (await running, await more)] == [200, 200]
         assert (await post("one", 2, "diff")).json()["output"] == "no changes"
