@@ -19,8 +19,8 @@ from actors.runtime.calls import RESTART_S
 from actors.runtime.channel import Channel, Reachable
 from actors.runtime.in_flight import Doing
 from actors.runtime.nodes import PYTHON_GRADER
-from actors.sandbox.start import choose_way, sandbox_report
-from trainer.errors import GraderFailed
+from actors.sandbox.start import TRY_AGAIN, SandboxFailed, choose_way, sandbox_report
+from trainer.errors import GraderFailed, UserError
 from trainer.spec.graders import PythonGrader
 from trainer.spec.operator import Operator
 from trainer.types import Grade
@@ -149,7 +149,17 @@ async def check_sandbox(operator: Operator) -> None:
 
 
 async def _check_here(operator: Operator) -> None:
-    choose_way(await asyncio.to_thread(sandbox_report), operator.unsandboxed_python)
+    try:
+        choose_way(await asyncio.to_thread(sandbox_report), operator.unsandboxed_python)
+    except SandboxFailed as error:
+        message = f"{error.message}: {TRY_AGAIN}"
+        raise UserError(
+            message,
+            code="no_sandbox",
+            problem=error.message,
+            remedy=TRY_AGAIN,
+            public=f"no sandbox was ready in time: {TRY_AGAIN}",
+        ) from None
 
 
 def _num_workers_here() -> int:

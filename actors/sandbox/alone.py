@@ -7,10 +7,20 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import subprocess
 import time
 
 from actors.sandbox import frames, runner
-from actors.sandbox.start import RUN_LIMITS, SandboxReport, last_output, launch, runs_config, sandbox_report
+from actors.sandbox.start import (
+    RUN_LIMITS,
+    TRY_AGAIN,
+    SandboxReport,
+    last_output,
+    launch,
+    runs_config,
+    sandbox_report,
+)
 
 
 def run_alone(request: bytes) -> bytes:
@@ -34,7 +44,8 @@ def config_of(report: SandboxReport) -> runner.RunnerConfig:
     config = runs_config(report.way, RUN_LIMITS) if report.way else None
     if config is None:
         why = "; ".join(f"{way}: {reason}" for way, reason in report.missing.items())
-        raise runner.NotStarted(f"{why}: allow user namespaces, or install bubblewrap")
+        remedy = TRY_AGAIN if report.late else "allow user namespaces, or install bubblewrap"
+        raise runner.NotStarted(f"{why}: {remedy}")
     return config
 
 
@@ -55,9 +66,21 @@ def run_in(config: runner.RunnerConfig, request: bytes, limits: dict[str, float]
         pass  # it was killed, or did not start
     finally:
         channel.close()  # which ends the launcher
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        status, usage = _ended(process)
         said = last_output(process)
     if began is None:
         raise runner.NotStarted(said or "the sandbox ended before the code was run")
-    return runner.answer(message, process.returncode == runner.MEMORY_EXIT, limits, usage, began)
+    return runner.answer(message, status == runner.MEMORY_EXIT, limits, usage, began)
+
+
+def _ended(process: subprocess.Popen[bytes]) -> tuple[int | None, resource.struct_rusage]:
+    """The launcher's exit status, and what the processes of its sandbox used; waits for its end.
+
+    None and zeros if this process ignores SIGCHLD or reaps all children itself, as some servers do: nobody knows then.
+    """
+    try:
+        _, status, usage = os.wait4(process.pid, 0)
+    except ChildProcessError:
+        return None, resource.struct_rusage((0,) * 16)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, usage

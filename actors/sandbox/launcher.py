@@ -250,6 +250,7 @@ def hold(config: SandboxConfig) -> bool:
 
 def main() -> None:
     config = json.loads(sys.argv[1])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by the owner, it would be here and in the sandbox, too
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # the first to be killed when memory runs out
     if config["runs"] is not None:

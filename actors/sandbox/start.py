@@ -9,7 +9,6 @@ way is in the table of docs/security.md.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import platform
@@ -20,6 +19,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +59,7 @@ REMEDY = (
     "24.04 and later), install bubblewrap (apt-get install bubblewrap), or set unsandboxed_python: true in the "
     "operator's configuration, which lets graders read and send whatever this user can"
 )
+TRY_AGAIN = "the machine seems overloaded: try again when it has processors free"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +86,14 @@ the grader."""
 class SandboxReport:
     """How sandboxes can be created on this machine.
 
-    `way` is None if they cannot; `holds` says which protections are effective; `missing` says why ways do not work.
+    `way` is None if they cannot; `holds` says which protections are effective; `missing` says why ways do not work;
+    `late`, that one of these was not ready in time: it may work at the next try.
     """
 
     way: Way | None
     holds: dict[str, bool] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    late: bool = False
 
 
 class SandboxFailed(RftError):
@@ -119,32 +122,57 @@ def choose_way(report: SandboxReport, unsandboxed: bool) -> Way:
     """How graders are sandboxed; "none" only if there is no other way and the operator allows it.
 
     Raises:
+        SandboxFailed: a sandbox was only late, so there may be a way.
         UserError: there is no way; the message says what is missing and what to do.
     """
     if report.way is not None:
         return report.way
+    why = "; ".join(f"{way}: {reason}" for way, reason in report.missing.items())
+    if report.late:
+        raise SandboxFailed(f"no sandbox was ready in time ({why})", late=True)
     if unsandboxed:
         return "none"
-    why = "; ".join(f"{way}: {reason}" for way, reason in report.missing.items())
     needed = "python graders need a sandbox, which cannot be created here"
     problem, public = f"{needed} ({why})", f"{needed}: {REMEDY}"
     raise UserError(f"{problem}: {REMEDY}", code="no_sandbox", problem=problem, remedy=REMEDY, public=public)
 
 
-@functools.cache
+class Reports:
+    """The report of this machine, kept once it has a way; a failure is not, since it may be one of the moment."""
+
+    def __init__(self, make: Callable[[], SandboxReport]) -> None:
+        self._make = make
+        self._kept: SandboxReport | None = None
+
+    def get(self) -> SandboxReport:
+        if self._kept is not None:
+            return self._kept
+        report = self._make()
+        if report.way is not None:
+            self._kept = report
+        return report
+
+
 def sandbox_report() -> SandboxReport:
-    """Try the ways in order by starting a sandbox; takes a fraction of a second, once per process."""
+    """How sandboxes are created here; the first time, or while there is no way, by `try_ways`."""
+    return _REPORTS.get()
+
+
+def try_ways(start: Callable[..., Sandbox]) -> SandboxReport:
+    """Try the ways in order by starting a sandbox; takes a fraction of a second."""
     missing: dict[str, str] = {}
+    late = False
     ways: tuple[Way, ...] = ("namespaces", "bubblewrap")
     for way in ways:
         try:
             sandbox = start("def grade(sample, item): return 0", way, SandboxLimits(), timeout_s=START_S, cpu_s=1)
         except SandboxFailed as error:
             missing[way] = error.message
+            late = late or error.late
         else:
             sandbox.end()
             return SandboxReport(way, sandbox.holds, missing)
-    return SandboxReport(None, {}, missing)
+    return SandboxReport(None, {}, missing, late)
 
 
 def start(source: str, way: Way, limits: SandboxLimits, *, timeout_s: float, cpu_s: int) -> Sandbox:
@@ -176,6 +204,9 @@ def start(source: str, way: Way, limits: SandboxLimits, *, timeout_s: float, cpu
         raise
     ours.settimeout(None)
     return Sandbox(process, ours, holds)
+
+
+_REPORTS = Reports(lambda: try_ways(start))
 
 
 def launch(config: dict[str, Any]) -> tuple[subprocess.Popen[bytes], socket.socket]:

@@ -13,10 +13,11 @@ from typing import Any, Final
 
 from fastapi import FastAPI, HTTPException
 
+from examples.common.sessions import Full, Gone
 from examples.edit_planning import plans
 from examples.edit_planning.commands import TOOLS, Refused
 from examples.edit_planning.history import write_missing
-from examples.edit_planning.machines import Full, Gone, Machines
+from examples.edit_planning.machines import Machines
 from examples.edit_planning.repositories import REPOSITORIES, Repositories, Unknown
 
 SWEEP_S: Final = 60.0

@@ -36,10 +36,9 @@ def passed(workspace: Workspace) -> Verdict:
 
 def style(workspace: Workspace) -> Verdict:
     """From 0 to 1, by code: less for a long change and for each new finding of the linter."""
-    lines = [line for line in workspace.diff_lines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
-    new = _num_new_findings(workspace)
-    score = 1 - PER_LINE * max(0, len(lines) - FREE_LINES) - PER_FINDING * new
-    return max(0.0, score), f"{len(lines)} changed lines, {new} new findings"
+    lines, new = workspace.num_changed_lines(), _num_new_findings(workspace)
+    score = 1 - PER_LINE * max(0, lines - FREE_LINES) - PER_FINDING * new
+    return max(0.0, score), f"{lines} changed lines, {new} new findings"
 
 
 def habit(workspace: Workspace) -> Verdict:

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Lock, Semaphore
 from typing import Final
 
 from agent_rft_server import UntrustedRun, run_untrusted
 from examples.swe.projects import Check, Project
 
 LIMITS: Final[dict[str, float]] = {"wall_s": 15, "cpu_s": 5, "memory_bytes": 256 << 20, "output_bytes": 16_384}
+TERMINAL_LIMITS: Final[dict[str, float]] = {**LIMITS, "wall_s": 5}
+"""A terminal that only sleeps holds a place of others, too."""
+WAIT_S: Final = 5.0
+"""For a place or a session; then the call is refused, to be made again, since it holds a thread of the server."""
 MAX_OUTPUT_CHARS: Final = 1_500
 """The end of a run's output, which the model is shown."""
 TESTS: Final = """\
@@ -51,9 +56,39 @@ Run = Callable[[str, str, Mapping[str, str], Mapping[str, float]], UntrustedRun]
 _AT_ONCE: Final = BoundedSemaphore(max(2, os.cpu_count() or 2))
 
 
-def sandboxed(code: str, stdin: str, files: Mapping[str, str], limits: Mapping[str, float]) -> UntrustedRun:
-    """A run in a sandbox; as many at a time as this machine has processors, others wait."""
-    with _AT_ONCE:
+class Busy(Exception):
+    """Others are at it; the call may be made again."""
+
+
+@contextmanager
+def held(place: Lock | Semaphore, wait_s: float = WAIT_S) -> Iterator[None]:
+    """Hold a place.
+
+    Raises:
+        Busy: it was not free in time.
+    """
+    if not place.acquire(timeout=wait_s):
+        raise Busy
+    try:
+        yield
+    finally:
+        place.release()
+
+
+def sandboxed(
+    code: str,
+    stdin: str,
+    files: Mapping[str, str],
+    limits: Mapping[str, float],
+    places: Semaphore = _AT_ONCE,
+    wait_s: float = WAIT_S,
+) -> UntrustedRun:
+    """A run in a sandbox; as many at a time as this machine has processors, others wait.
+
+    Raises:
+        Busy: there was no place in time.
+    """
+    with held(places, wait_s):
         return run_untrusted(code, stdin, files, limits)
 
 
@@ -65,7 +100,7 @@ def run_tests(files: Mapping[str, str], names: Sequence[str], run: Run = sandbox
 
 def run_terminal(files: Mapping[str, str], texts: Sequence[str], mark: str, run: Run = sandboxed) -> str:
     """What the last text prints, after those before it have been run without being shown."""
-    done = run(f"MARK = {mark!r}\n{TERMINAL}", json.dumps(texts), files, LIMITS)
+    done = run(f"MARK = {mark!r}\n{TERMINAL}", json.dumps(texts), files, TERMINAL_LIMITS)
     return _ended(done, "".join(text.partition(f"{mark}\n")[2] for text in (done.stdout, done.stderr)))
 
 

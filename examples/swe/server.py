@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -11,11 +11,13 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
 
 from agent_rft_server import NoSandbox
+from examples.common.sessions import IDLE_S, Full, Gone, Sessions
 from examples.swe import grading, runs
 from examples.swe.workspace import TOOLS, Workspace
 
 MAX_OPEN: Final = 64
 """As `max_open` of the jobs: sessions of this server, of all jobs together."""
+RETRY_S: Final = 5
 GRADES: Final[dict[str, Callable[[Workspace], grading.Verdict]]] = {
     "grade": grading.grade,
     "untouched": grading.untouched,
@@ -25,38 +27,43 @@ GRADES: Final[dict[str, Callable[[Workspace], grading.Verdict]]] = {
 }
 
 
-def make_app(run: runs.Run = runs.sandboxed) -> FastAPI:
-    """A server without sessions, and how it runs code of the model."""
+def make_app(
+    run: runs.Run = runs.sandboxed, wait_s: float = runs.WAIT_S, clock: Callable[[], float] = time.monotonic
+) -> FastAPI:
+    """A server without sessions, how it runs code of the model, and how long a call waits for those before it."""
     app = FastAPI()
-    sessions: dict[str, Workspace] = {}
-    lock = threading.Lock()
+    sessions = Sessions[Workspace](MAX_OPEN, idle_s=IDLE_S, clock=clock)
 
     def workspace_of(body: dict[str, Any]) -> Workspace:
-        if (workspace := sessions.get(body["trace_id"])) is None:
-            raise HTTPException(409, "this rollout has no session: give the job `session` with this server's start_url")
-        return workspace
+        try:
+            return sessions.get(body["trace_id"])
+        except Gone:
+            why = "this rollout has no session: give the job `session` with this server's start_url"
+            raise HTTPException(409, why) from None
 
     @app.exception_handler(NoSandbox)
     def no_sandbox(_: Request, error: NoSandbox) -> JSONResponse:
         return JSONResponse({"detail": str(error)}, 500)  # neither the model nor its grade can help it
 
+    @app.exception_handler(runs.Busy)
+    def busy(_: Request, __: runs.Busy) -> JSONResponse:
+        return JSONResponse({"detail": "too much runs at a time"}, 503, {"Retry-After": str(RETRY_S)})
+
+    # Both without a thread: runs may hold all of them.
+
     @app.post("/session/start")
-    def start(body: dict[str, Any]) -> dict[str, Any]:
-        with lock:
-            if body["trace_id"] in sessions:  # it was asked again
-                return {"ready": True}
-            if len(sessions) >= MAX_OPEN:
-                raise HTTPException(503, "all sessions are in use", headers={"Retry-After": "5"})
-            try:
-                sessions[body["trace_id"]] = Workspace(body["item"], run)
-            except (KeyError, TypeError, ValueError) as error:
-                raise HTTPException(422, f"not a row of this example: {error}") from None
+    async def start(body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            sessions.open(body["trace_id"], lambda: Workspace(body["item"], run))
+        except Full:
+            raise HTTPException(503, "all sessions are in use", headers={"Retry-After": str(RETRY_S)}) from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise HTTPException(422, f"not a row of this example: {error}") from None
         return {"ready": True}
 
     @app.post("/session/end")
-    def end(body: dict[str, Any]) -> dict[str, Any]:
-        with lock:
-            return {"ended": sessions.pop(body["trace_id"], None) is not None}
+    async def end(body: dict[str, Any]) -> dict[str, Any]:
+        return {"ended": sessions.close(body["trace_id"])}
 
     @app.post("/tools/{name}")
     def call_tool(name: str, call: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +71,7 @@ def make_app(run: runs.Run = runs.sandboxed) -> FastAPI:
             raise HTTPException(404)  # a configuration error: the dry run names this endpoint
         workspace = workspace_of(call)
         this = (call["call_id"], name, call["arguments"])
-        with workspace.lock:
+        with runs.held(workspace.lock, wait_s):
             if this not in workspace.answers:  # else it was sent again
                 try:
                     workspace.answers[this] = tool.call(workspace, json.loads(call["arguments"]))
@@ -78,7 +85,7 @@ def make_app(run: runs.Run = runs.sandboxed) -> FastAPI:
         if kind not in GRADES:
             raise HTTPException(404)
         workspace = workspace_of(body)
-        with workspace.lock:
+        with runs.held(workspace.lock, wait_s):
             score, reason = GRADES[kind](workspace)
         return {"score": score, "reason": reason}
 

@@ -10,7 +10,7 @@ import difflib
 import re
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from examples.common.tool import Tool, by_name
@@ -20,6 +20,8 @@ from examples.swe.projects import Project, project
 
 MAX_FILES: Final = 40
 MAX_FILE_CHARS: Final = 20_000
+MAX_PATH_CHARS: Final = 100
+"""Also bytes, since paths are ASCII; a run adds a folder, and takes at most 200."""
 MAX_QUERY_CHARS: Final = 100
 MAX_FOUND: Final = 20
 MAX_LINES: Final = 60
@@ -95,11 +97,11 @@ class Workspace:
 
     def diff_lines(self) -> list[str]:
         """The changes of all files as a unified diff."""
-        lines = list[str]()
-        for path in self.changed:
-            old, new = self.original.get(path, ""), self.files.get(path, "")
-            lines += difflib.unified_diff(old.splitlines(), new.splitlines(), path, path, lineterm="", n=1)
-        return lines
+        return [line for diff in self._diffs() for line in diff]
+
+    def num_changed_lines(self) -> int:
+        """Removed and added lines; the two above each file's changes are none of them, whatever a line looks like."""
+        return sum(line[0] in "+-" for diff in self._diffs() for line in diff[2:])
 
     # Changing
 
@@ -116,8 +118,8 @@ class Workspace:
         return self._change(path, text.replace(old, new))
 
     def write_file(self, path: str, text: str) -> str:
-        if PATH.fullmatch(path) is None or path == "main.py":
-            raise ValueError("give a path such as `package/module.py`")
+        if len(path) > MAX_PATH_CHARS or PATH.fullmatch(path) is None or path == "main.py":
+            raise ValueError(f"give a path such as `package/module.py`, of at most {MAX_PATH_CHARS} characters")
         if any(other.startswith(f"{path}/") or path.startswith(f"{other}/") for other in self.files):
             raise ValueError(f"{path} would be both a file and a folder")
         return self._change(path, text)
@@ -160,8 +162,10 @@ class Workspace:
         sent = self._terminal(terminal)
         if len(sent) >= MAX_SENT or len(text) > MAX_FILE_CHARS:
             raise ValueError(f"a terminal takes {MAX_SENT} texts of {MAX_FILE_CHARS} characters; start another one")
-        sent.append(text)
-        return self._ran(lambda: runs.run_terminal(self.files, sent, secrets.token_hex(8), self.run))
+        mark = secrets.token_hex(8)
+        output = self._ran(lambda: runs.run_terminal(self.files, [*sent, text], mark, self.run))
+        sent.append(text)  # now, since a call whose run failed is made again
+        return output
 
     def terminal_close(self, terminal: str) -> str:
         self._terminal(terminal).clear()
@@ -169,6 +173,11 @@ class Workspace:
         return "closed"
 
     # Parts
+
+    def _diffs(self) -> Iterator[list[str]]:
+        for path in self.changed:
+            old, new = self.original.get(path, ""), self.files.get(path, "")
+            yield list(difflib.unified_diff(old.splitlines(), new.splitlines(), path, path, lineterm="", n=1))
 
     def _text(self, path: str) -> str:
         if path not in self.files:
@@ -198,8 +207,9 @@ class Workspace:
     def _ran(self, what: Callable[[], str]) -> str:
         if self._num_runs >= MAX_RUNS:
             raise ValueError(f"{MAX_RUNS} runs are all that there are; answer now")
+        output = what()
         self._num_runs += 1
-        return what()
+        return output
 
     def _terminal(self, name: str) -> list[str]:
         if name not in self._terminals:

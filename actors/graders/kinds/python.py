@@ -119,9 +119,9 @@ class PythonGrade:
         """
         if self._closed:
             raise self._server_error("closed", "it was closed")
-        way = self._way or choose_way(await asyncio.to_thread(sandbox_report), self._unsandboxed)
         cpu_s = math.ceil(self._spec.timeout_s * self._limits.num_cores) + 1  # after the deadline
         try:
+            way = self._way or choose_way(await asyncio.to_thread(sandbox_report), self._unsandboxed)
             sandbox = await asyncio.to_thread(
                 start, self._spec.source, way, self._limits, timeout_s=self._start_s, cpu_s=cpu_s
             )

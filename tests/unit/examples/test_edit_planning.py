@@ -14,11 +14,12 @@ import pytest
 from fastapi.testclient import TestClient
 from openai.types.chat import ChatCompletionMessage
 
+from examples.common.sessions import Full, Gone
 from examples.edit_planning import commands, make_data, plans
 from examples.edit_planning.agent import plan
 from examples.edit_planning.commands import NOTHING, Refused, argv_of
 from examples.edit_planning.history import NAMES, NOUNS, README, changes, write_repository
-from examples.edit_planning.machines import Full, Gone, Machines
+from examples.edit_planning.machines import Machines
 from examples.edit_planning.make_data import link, rows_of
 from examples.edit_planning.repositories import GIT_ENVIRONMENT, Repositories, Unknown, git
 from examples.edit_planning.server import make_app

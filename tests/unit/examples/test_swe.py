@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Event, Semaphore
 from typing import Any
 
+import anyio.to_thread
 import httpx
 import pytest
 from fastapi.testclient import TestClient
@@ -18,8 +21,10 @@ from actors.grading.factory import make_grader
 from actors.tools.dispatcher import Dispatcher
 from agent_rft_server import NoSandbox, UntrustedRun, run_untrusted
 from cluster.preflight.dry_run import dry_run_problems
+from examples.common.sessions import IDLE_S
 from examples.common.way import listening
 from examples.swe import grading, make_data, runs, server
+from examples.swe import workspace as workspaces
 from examples.swe.bugs import Bug, bugs
 from examples.swe.lint import findings
 from examples.swe.projects import TEST_PROJECTS, names, project
@@ -212,9 +217,17 @@ def has_a_long_way(workspace: Workspace) -> None:
     in_overlap("    first = first\n" * 10 + RIGHT)(workspace)
 
 
+def looks_like_headers(workspace: Workspace) -> None:
+    in_overlap(f"{RIGHT}\n\n\nTOTAL = (1\n" + "++1\n" * 100 + ")")(workspace)
+
+
 FIXES = {
     is_good: (1.0, "fixed; 2 changed lines, 0 new findings; not run after the last change: nothing"),
     is_untidy: (0.8, "fixed; 3 changed lines, 2 new findings; not run after the last change: lint, run_tests"),
+    looks_like_headers: (
+        0.7,
+        "fixed; 106 changed lines, 0 new findings; not run after the last change: lint, run_tests",
+    ),
     has_a_long_way: (0.84, "fixed; 12 changed lines, 0 new findings; not run after the last change: lint, run_tests"),
 }
 
@@ -304,6 +317,7 @@ def test_reading_tools_find_and_bound_what_they_show() -> None:
         ("write_file", {"path": "/tmp/x.py", "text": ""}),
         ("write_file", {"path": "intervals/../../x.py", "text": ""}),
         ("write_file", {"path": "intervals/pairs.py/x.py", "text": ""}),
+        ("write_file", {"path": f"intervals/{'x' * 184}.py", "text": ""}),
         ("write_file", {"path": "x.py", "text": "x" * 20_001}),
         ("write_file", {"path": "x.py", "text": "\ud800"}),
         ("edit", {"path": TESTS, "start": 0, "end": 1, "text": ""}),
@@ -347,6 +361,48 @@ def test_runs_and_terminals_of_a_rollout_have_an_end() -> None:
         with pytest.raises(ValueError, match=r"terminals are open|start another one|answer now"):
             for _ in range(100):
                 call()
+
+
+def test_a_path_of_the_longest_length_is_graded_and_a_longer_one_is_refused_with_the_bound() -> None:
+    workspace = Workspace(ROW, quick)
+    longest = f"intervals/{'x' * (workspaces.MAX_PATH_CHARS - 13)}.py"
+    in_overlap(RIGHT)(workspace)
+    assert workspace.write_file(longest, "") == "done"
+    assert grading.style(workspace) == (1, "2 changed lines, 0 new findings")
+    with pytest.raises(ValueError, match="at most 100 characters"):
+        workspace.write_file(f"x{longest}", "")
+    workspace.write_file("intervals/a.py", "-- 1\n++ 1")
+    workspace.delete_file("intervals/a.py")
+    assert workspace.num_changed_lines() == 2
+
+
+def test_a_run_that_failed_leaves_no_text_in_the_terminal_and_costs_no_run() -> None:
+    sent: list[tuple[list[str], float]] = []
+
+    def busy_at_first(code: str, stdin: str, files: Mapping[str, str], limits: Mapping[str, float]) -> UntrustedRun:
+        sent.append((json.loads(stdin), limits["wall_s"]))
+        if len(sent) <= 2 * workspaces.MAX_RUNS:
+            raise runs.Busy
+        return ends(code, stdin, files, limits)
+
+    workspace = Workspace(ROW, busy_at_first)
+    workspace.terminal_start()
+    for _ in range(2 * workspaces.MAX_RUNS):
+        with pytest.raises(runs.Busy):
+            workspace.terminal_send("t1", "x = 1")
+    workspace.terminal_send("t1", "x = 1")
+    workspace.terminal_send("t1", "x")
+    assert [texts for texts, _ in sent[-2:]] == [["x = 1"], ["x = 1", "x"]]
+    assert {wall_s for _, wall_s in sent} == {5}  # a terminal that sleeps holds a place of others
+
+
+def test_a_run_waits_for_a_place_only_for_a_while() -> None:
+    places = Semaphore(0)
+    with pytest.raises(runs.Busy):
+        runs.sandboxed("print(1)", "", {}, runs.LIMITS, places, 0.01)
+    places.release()
+    for _ in range(2):  # it was released
+        assert runs.sandboxed("print(1)", "", {}, runs.LIMITS, places, 0.01).stdout == "1\n"
 
 
 # The server and the jobs
@@ -452,7 +508,60 @@ def test_a_full_server_asks_to_wait_and_wrong_calls_tell_the_model_why() -> None
     assert client.post("/session/start", json={"trace_id": "more", "item": {}}).status_code == 422
     path, body = call_of("t1", 1, "read_file", {"path": "x"})
     assert client.post(path, json=body).json()["detail"] == "no such file; list_files gives the paths"
-    for arguments in ("{", "[" * 100_000, "null", '{"path": "\\ud800"}'):
+    for arguments in ("{", "[" * 200_000, '{"path": ' * 200_000, "null", '{"path": "\\ud800"}'):
         assert client.post(path, json={**body, "arguments": arguments}).status_code == 422
     assert client.post("/tools/shell", json=body).status_code == 404
     assert client.post("/nothing", json=body).status_code == 404
+
+
+def test_a_session_that_nobody_uses_for_an_hour_makes_room() -> None:
+    now = 0.0
+    client = TestClient(make_app(nowhere, clock=lambda: now))
+
+    def started(trace: str) -> int:
+        return client.post("/session/start", json={"trace_id": trace, "item": ROW}).status_code
+
+    def asked(trace: str) -> int:
+        path, body = call_of(trace, 1, "diff", {})
+        return client.post(path, json=body).status_code
+
+    assert {started(f"t{number}") for number in range(server.MAX_OPEN)} == {200}
+    now = IDLE_S - 1
+    assert (asked("t0"), started("more")) == (200, 503)
+    now = IDLE_S
+    assert (started("more"), asked("t0"), asked("t1")) == (200, 200, 409)
+
+
+async def test_calls_that_wait_for_others_are_made_again_and_sessions_do_not_wait() -> None:
+    began, go = Semaphore(0), Event()
+
+    def blocks(code: str, stdin: str, files: Mapping[str, str], limits: Mapping[str, float]) -> UntrustedRun:
+        began.release()
+        go.wait(60)
+        return ends(code, stdin, files, limits)
+
+    anyio.to_thread.current_default_thread_limiter().total_tokens = 2
+    transport = httpx.ASGITransport(make_app(blocks, wait_s=0.01))
+    async with httpx.AsyncClient(transport=transport, base_url="http://swe") as client:
+        first, *others = [{"trace_id": trace, "item": ROW} for trace in ("one", "two", "three")]
+        for body in (first, others[0]):
+            await client.post("/session/start", json=body)
+
+        async def post(trace: str, number: int, tool: str) -> httpx.Response:
+            path, body = call_of(trace, number, tool, {})
+            return await client.post(path, json=body)
+
+        running = asyncio.create_task(post("one", 1, "run_tests"))
+        await asyncio.to_thread(began.acquire)
+        refused = [await post("one", 2, "diff"), await client.post("/untouched", json=first)]
+        assert {(answer.status_code, answer.headers["Retry-After"]) for answer in refused} == {(503, "5")}
+        more = asyncio.create_task(post("two", 1, "run_tests"))
+        await asyncio.to_thread(began.acquire)  # now no thread is left
+        try:
+            async with asyncio.timeout(10):
+                assert (await client.post("/session/start", json=others[1])).json() == {"ready": True}
+                assert (await client.post("/session/end", json=others[1])).json() == {"ended": True}
+        finally:
+            go.set()
+        assert [answer.status_code for answer in (await running, await more)] == [200, 200]
+        assert (await post("one", 2, "diff")).json()["output"] == "no changes"

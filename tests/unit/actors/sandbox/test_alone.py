@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from actors.sandbox import alone, runner
-from actors.sandbox.start import RUN_LIMITS, SandboxReport, runs_config
+from actors.sandbox.start import RUN_LIMITS, Reports, Sandbox, SandboxFailed, SandboxReport, runs_config, try_ways
 from agent_rft_grader import packed
 from agent_rft_server import run_untrusted
+from tests.support.paths import ROOT
 
 
 def test_code_gets_its_files_and_input_and_nothing_of_this_machine(tmp_path: Path) -> None:
@@ -68,3 +71,43 @@ def test_a_sandbox_that_lacks_a_protection_runs_nothing_and_is_ended() -> None:
 def test_without_a_sandbox_the_error_says_what_the_machine_needs() -> None:
     with pytest.raises(runner.NotStarted, match="namespaces: denied: allow user namespaces, or install bubblewrap"):
         alone.config_of(SandboxReport(None, {}, {"namespaces": "denied"}))
+
+
+def test_a_late_sandbox_is_said_to_be_late_and_the_next_run_tries_again() -> None:
+    def late(*_: object, **__: object) -> Sandbox:
+        raise SandboxFailed("not loaded within 60 s", late=True)
+
+    overloaded, fine = try_ways(late), SandboxReport("namespaces")
+    with pytest.raises(runner.NotStarted, match=r"not loaded within 60 s.*overloaded: try again") as error:
+        alone.config_of(overloaded)
+    assert "install" not in str(error.value)
+    made = iter([overloaded, fine])
+    reports = Reports(lambda: next(made))
+    assert [reports.get() for _ in range(3)] == [overloaded, fine, fine]
+
+
+IGNORES = "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+REAPS = """
+import os, threading, time
+def reap():
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            time.sleep(0.001)
+threading.Thread(target=reap, daemon=True).start()
+"""
+RUNS = """
+from agent_rft_server import run_untrusted
+burns = ["import os, time", "if os.fork() == 0:", "    while time.process_time() < 0.3: pass", "    os._exit(0)"]
+burnt = run_untrusted(chr(10).join([*burns, "time.sleep(1)", "print('fine')"]))
+ended = run_untrusted("held = bytearray(10**9)", limits={"memory_bytes": 64 << 20})
+killed = run_untrusted("while True: pass", limits={"wall_s": 0.3})
+print(burnt.stdout.strip(), burnt.exit, burnt.cpu_s > 0.25, ended.exit, killed.timed_out)
+"""
+
+
+@pytest.mark.parametrize("server", [IGNORES, REAPS])
+def test_a_server_that_does_not_wait_for_its_children_gets_the_same_answers(server: str) -> None:
+    done = subprocess.run([sys.executable, "-c", server + RUNS], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "fine 0 True 1 True\n", done.stderr

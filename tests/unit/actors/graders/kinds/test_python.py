@@ -11,7 +11,7 @@ import pytest
 
 from actors.graders.kinds.python import python_source_problems
 from actors.sandbox import seccomp
-from actors.sandbox.start import SandboxReport, choose_way
+from actors.sandbox.start import SandboxFailed, SandboxReport, choose_way
 from trainer.errors import UserError
 
 # -- which sandbox -----------------------------------------------------------------------------------------------------
@@ -28,6 +28,8 @@ def test_without_a_sandbox_the_error_says_what_is_missing_and_what_to_do() -> No
 def test_unsandboxed_python_counts_only_without_a_sandbox() -> None:
     assert choose_way(SandboxReport(None), unsandboxed=True) == "none"
     assert choose_way(SandboxReport("namespaces"), unsandboxed=True) == "namespaces"
+    with pytest.raises(SandboxFailed, match="in time"):  # it may have one: no reason to go without
+        choose_way(SandboxReport(None, {}, {"namespaces": "not loaded within 60 s"}, late=True), unsandboxed=True)
 
 
 def test_the_filter_ends_with_denial_and_knows_both_machines() -> None:
