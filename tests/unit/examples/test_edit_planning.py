@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +25,7 @@ from examples.edit_planning.commands import NOTHING, Refused, argv_of
 from examples.edit_planning.history import NAMES, NOUNS, README, changes, write_repository
 from examples.edit_planning.machines import Full, Gone, Machines
 from examples.edit_planning.make_data import link, rows_of
-from examples.edit_planning.repositories import GIT_ENVIRONMENT, Repositories, Unknown, git
+from examples.edit_planning.repositories import GIT_ENVIRONMENT, Repositories, Unknown, check_out, git
 from examples.edit_planning.server import make_app
 from tests.support.paths import ROOT
 from trainer.spec.job_file import load_job
@@ -246,6 +251,95 @@ def test_a_repository_or_commit_that_is_not_there_is_named(
 ) -> None:
     with pytest.raises(Unknown, match=r"there is no repository|not the id of a commit|no commit"):
         repositories.check_out(repository, commit, tmp_path / "out")
+
+
+def test_a_command_of_git_ends_in_time_with_all_programs_that_it_started(tmp_path: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        git(tmp_path, "-c", "alias.x=!sleep 30 & sleep 30", "x", limit_s=0.1)
+    assert time.monotonic() - started < 10
+    assert caught.value.stderr == "it took more than 0.1 s"
+
+
+def test_many_warnings_do_not_block_git_and_its_reason_is_cut(tmp_path: Path) -> None:
+    warns = "alias.x=!yes warning | head -c 200000 >&2; echo done"
+    assert git(tmp_path, "-c", warns, "x", limit_s=20) == "done\n"
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        git(tmp_path, "-c", f"{warns}; exit 3", "x", limit_s=20)
+    assert caught.value.returncode == 3 and caught.value.stderr.startswith("warning\n")
+    assert len(caught.value.stderr) <= 2_000
+
+
+def test_a_list_that_is_not_whole_is_refused_and_not_read_in_part(tmp_path: Path) -> None:
+    assert git(tmp_path, "-c", "alias.x=!printf 1234", "x", max_output_bytes=4) == "1234"
+    with pytest.raises(Unknown, match="more than 3 bytes"):
+        git(tmp_path, "-c", "alias.x=!printf 1234", "x", max_output_bytes=3)
+
+
+def test_a_history_that_is_too_large_is_refused_before_it_fills_the_disk(tmp_path: Path) -> None:
+    source = tmp_path / "large"
+    source.mkdir()
+    run_git(source, "init", "--quiet", "--initial-branch=main")
+    for i in range(2):  # the last commit's files are small: what is large is the history
+        (source / "a.bin").write_bytes(os.urandom(200_000) if i == 0 else b"1")
+        run_git(source, "add", "--all")
+        run_git(source, "commit", "--quiet", "-m", str(i))
+    head = git(source, "rev-parse", "HEAD").strip()
+    with pytest.raises(Unknown, match=r"history of .* at most 100000 bytes"):
+        check_out(source, head, tmp_path / "out", max_pack_bytes=100_000)
+    assert sum(path.stat().st_size for path in (tmp_path / "out").rglob("*")) < 200_000
+    check_out(source, head, tmp_path / "out", max_pack_bytes=300_000)
+
+
+def test_a_repository_of_another_user_is_read_and_no_program_of_its_settings_runs(tmp_path: Path) -> None:
+    source, ran = tmp_path / "theirs", tmp_path / "ran"
+    source.mkdir()
+    run_git(source, "init", "--quiet", "--initial-branch=main")
+    for i in range(2):
+        (source / "a.txt").write_text(f"{i}\n")
+        run_git(source, "add", "--all")
+        run_git(source, "commit", "--quiet", "-m", str(i))
+    plain = subprocess.run(["git", "-C", source, "cat-file", "commit", "HEAD"], check=True, capture_output=True).stdout
+    signed = plain.replace(b"\n\n", b"\ngpgsig -----BEGIN PGP SIGNATURE-----\n \n -----END PGP SIGNATURE-----\n\n", 1)
+    write = ["git", "-C", source, "hash-object", "-t", "commit", "-w", "--stdin"]
+    head = subprocess.run(write, check=True, capture_output=True, input=signed).stdout.decode().strip()
+    run_git(source, "update-ref", "refs/heads/main", head)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    git_of_another = f"""#!/bin/sh\nPATH={os.environ["PATH"]} GIT_TEST_ASSUME_DIFFERENT_OWNER=1 exec git "$@"\n"""
+    for name, text in {"git": git_of_another, "gpg": f"#!/bin/sh\necho $* >> {ran}\n"}.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    for setting in ("gpg.program", "core.fsmonitor", "uploadpack.packObjectsHook", "diff.external"):
+        run_git(source, "config", setting, str(programs / "gpg"))
+    run_git(source, "config", "log.showSignature", "true")
+    refused = subprocess.run([programs / "git", "-C", source, "log"], capture_output=True, text=True)
+    assert "dubious ownership" in refused.stderr
+    script = """
+import sys
+from pathlib import Path
+from examples.edit_planning.make_data import rows_of
+from examples.edit_planning.repositories import Repositories
+folder = Path(sys.argv[1])
+(row,) = rows_of(folder / "theirs", "theirs", 10)
+known = Repositories(folder)
+assert known.touched("theirs", row["commit"]) == {"a.txt"}
+known.check_out("theirs", row["commit"], folder / "out")
+"""
+    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path], env=environment, cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "a.txt").read_text() == "0\n"
+    assert not ran.exists(), ran.read_text()
+
+
+def test_what_git_says_about_a_broken_repository_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / ".git").write_text("no repository")
+    with pytest.raises(Unknown, match="invalid gitfile format"):
+        Repositories(tmp_path).check_out("broken", "0" * 40, tmp_path / "out")
 
 
 # The tools
