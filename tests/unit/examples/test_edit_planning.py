@@ -594,6 +594,112 @@ def test_a_start_that_fails_takes_no_place(machines: Machines, ids: list[str]) -
     assert machines.counts()["opened"] == 1
 
 
+class Slow(Repositories):
+    """A checkout of a row of `slow` waits until it may go on, and fails if it shall."""
+
+    def __init__(self, repositories: Repositories) -> None:
+        super().__init__(repositories.folder)
+        self.slow, self.begun, self.may_go_on, self.num_made, self.fails = "", Event(), Event(), 0, False
+
+    def check_out(self, name: str, commit: str, target: Path) -> None:
+        if commit == self.slow:
+            self.begun.set()
+            assert self.may_go_on.wait(10)
+        if self.fails:
+            raise subprocess.CalledProcessError(128, "git", stderr="fatal: bad object")
+        self.num_made += 1
+        super().check_out(name, commit, target)
+
+
+@pytest.fixture
+def slow(repositories: Repositories) -> Slow:
+    return Slow(repositories)
+
+
+def test_a_slow_checkout_holds_up_nobody_else_and_takes_its_place_from_the_start(
+    slow: Slow, ids: list[str], tmp_path: Path
+) -> None:
+    machines = Machines(slow, tmp_path / "machines", max_open=2)
+    slow.slow = ids[0]
+    with ThreadPoolExecutor() as pool:
+        try:
+            starts = [pool.submit(machines.open, "slow", MADE, ids[0]) for _ in range(2)]
+            assert slow.begun.wait(10)
+            ended = pool.submit(machines.close, "slow")
+            pool.submit(machines.open, "quick", MADE, ids[1]).result(10)
+            assert pool.submit(machines.close, "quick").result(10)
+            pool.submit(machines.open, "quick", MADE, ids[1]).result(10)
+            with pytest.raises(Full):
+                pool.submit(machines.open, "one more", MADE, ids[1]).result(10)
+            assert not ended.done() and not any(start.done() for start in starts)
+        finally:
+            slow.may_go_on.set()
+    assert [start.result() for start in starts] == [None, None]
+    assert ended.result()
+    machines.close("slow")  # it is open again if the end came before the second start
+    counts = machines.counts()
+    assert counts["open"] == 1 and counts["opened"] - counts["closed"] == 1 and counts["most_open"] == 2
+    machines.close_all()
+    assert not (tmp_path / "machines").exists()
+
+
+def test_rollouts_of_a_row_that_start_at_once_need_one_checkout(slow: Slow, ids: list[str], tmp_path: Path) -> None:
+    machines = Machines(slow, tmp_path / "machines")
+    slow.slow = ids[0]
+    with ThreadPoolExecutor() as pool:
+        starts = [pool.submit(machines.open, str(i), MADE, ids[0]) for i in range(4)]
+        slow.may_go_on.set()
+    assert [start.result() for start in starts] == [None] * 4
+    assert slow.num_made == 1 and machines.counts()["open"] == 4
+    machines.close_all()
+
+
+def test_copies_share_the_history_and_only_the_latest_templates_are_kept(
+    repositories: Repositories, ids: list[str], tmp_path: Path
+) -> None:
+    machines = Machines(repositories, tmp_path / "machines", max_templates=1)
+    machines.open("a", MADE, ids[0])
+    machines.open("b", MADE, ids[0])
+    (pack,) = machines.checkout("a").glob(".git/objects/pack/*.pack")
+    assert pack.stat().st_nlink == 3  # the template's, and one for each machine
+    (machines.checkout("a") / README).write_text("mine")
+    assert (machines.checkout("b") / README).read_text() != "mine"
+    machines.open("c", MADE, ids[1])
+    assert len(list((tmp_path / "machines" / "templates").iterdir())) == 1
+    assert pack.stat().st_nlink == 2
+    machines.open("d", MADE, ids[0])
+    assert commands.run("git log --oneline", machines.checkout("a")) == commands.run(
+        "git log --oneline", machines.checkout("d")
+    )
+    machines.close_all()
+
+
+def test_what_git_cannot_do_is_said_at_the_start_and_by_the_held_out_grader(
+    slow: Slow, ids: list[str], tmp_path: Path
+) -> None:
+    machines = Machines(slow, tmp_path / "machines", max_open=1)
+    client = TestClient(make_app(machines))
+    start = {"trace_id": "a", "item": {"repository": MADE, "commit": ids[0]}}
+    slow.fails = True
+    for _ in range(2):
+        said = client.post("/session/start", json=start)
+        assert said.status_code == 422 and "fatal: bad object" in said.json()["detail"]
+    slow.fails = False
+    assert client.post("/session/start", json=start).status_code == 200
+    machines.close_all()
+
+
+def test_lists_in_lists_without_end_are_the_senders_mistake(client: TestClient, ids: list[str]) -> None:
+    start = {"trace_id": "a", "item": {"repository": MADE, "commit": ids[0]}}
+    assert client.post("/session/start", json=start).status_code == 200
+    deep = "[" * 200_000
+    for name in commands.TOOLS:
+        call = {"trace_id": "a", "name": name, "arguments": deep}
+        assert client.post(f"/tools/{name}", json=call).status_code == 422
+        said = client.post(f"/tools/{name}", content=deep, headers={"Content-Type": "application/json"})
+        assert 400 <= said.status_code < 500
+
+
 def test_sessions_tools_and_graders_follow_the_wire_contract(client: TestClient, ids: list[str]) -> None:
     change = changes(MADE, "test")[1][NUMBER]
     item = make_data.row(MADE, ids[NUMBER], change.message, change.files)
