@@ -772,14 +772,15 @@ def test_the_agent_looks_into_a_checkout_of_head_and_leaves_the_repository_alone
     def form(i: int, name: str, arguments: str) -> dict[str, Any]:
         return {"id": f"c{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
-    made = [("shell", '{"command": "ls"}'), ("shell", '{"command": "id"}'), ("write", "{}"), ("read_file", "[]")]
+    deep = ("shell", "[" * 200_000)
+    made = [("shell", '{"command": "ls"}'), ("shell", '{"command": "id"}'), ("write", "{}"), ("read_file", "[]"), deep]
     calls = [form(i, *call) for i, call in enumerate(made)]
     client: Any = Scripted({"tool_calls": calls}, {"content": "drill.py"})
     assert plan(client, "planner", repositories.path(MADE), "Fix the drill") == "drill.py"
     results = [message["content"] for message in client.asked[-1] if message["role"] == "tool"]
     assert README in results[0].split("\n")
     assert results[1].startswith("Error: give one of these commands")
-    assert results[2] == results[3] == "Error: there is no such call. The tools are: shell, read_file."
+    assert results[2] == results[3] == results[4] == "Error: there is no such call. The tools are: shell, read_file."
     assert "drill.py" in capsys.readouterr().out
 
 
