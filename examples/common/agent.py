@@ -54,5 +54,5 @@ def _values(arguments: str) -> str:
     """The values alone; what a model wrote instead of arguments as it is."""
     try:
         return ", ".join(map(str, json.loads(arguments).values()))
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return arguments

@@ -30,7 +30,7 @@ def call(name: str, arguments: str, checkout: Path) -> str:
         return run(json.loads(arguments)[parameter], checkout)
     except Refused as error:
         return f"Error: {error}"
-    except (LookupError, ValueError, TypeError, AttributeError):
+    except (LookupError, ValueError, TypeError, AttributeError, RecursionError):
         return f"Error: there is no such call. The tools are: {', '.join(TOOLS)}."
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from examples.edit_planning.history import NAMES, README, Change, Split, changes, write_repository
-from examples.edit_planning.repositories import REPOSITORIES, STAT_OPTIONS, git, text_files
+from examples.edit_planning.repositories import REPOSITORIES, STAT_OPTIONS, Unknown, git, text_files
 
 DATA: Final = Path(__file__).parent / "data"
 NUM_WARM_START: Final = 72
@@ -120,7 +120,8 @@ def rows_of(repository: Path, name: str, most: int) -> Iterator[dict[str, Any]]:
     """The rows of any repository, newest first; of its latest 5,000 commits at most.
 
     Raises:
-        CalledProcessError: git cannot read it, or takes too long.
+        Unknown: git prints too much.
+        CalledProcessError: it cannot read the repository, or takes too long.
     """
     log = git(repository, "log", "--no-merges", *STAT_OPTIONS, f"-n{MAX_COMMITS}", "--format=%x01%H%x02%P%x02%s%x03")
     yield from islice((task for commit in log.split("\x01")[1:] if (task := _task(name, commit))), most)
@@ -187,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         root = root_of(options.repository)
         rows = list(rows_of(root, link(root, options.repositories), options.most))
-    except FileExistsError as error:
+    except (FileExistsError, Unknown) as error:
         parser.error(str(error))
     except (subprocess.SubprocessError, OSError) as error:
         parser.error(f"git cannot read {options.repository}: {getattr(error, 'stderr', '') or error}")

@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
+import tempfile
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from threading import Timer
+from threading import Event, Timer
 from typing import Final
 
 REPOSITORIES: Final = Path(__file__).parents[2] / "build" / "edit_planning" / "repositories"
@@ -20,13 +23,22 @@ GIT_ENVIRONMENT: Final = {
     "LC_ALL": "C.UTF-8",
     "HOME": "/nonexistent",
     "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_CONFIG_GLOBAL": str(Path(__file__).with_name("git.config")),
+    "GIT_CONFIG_COUNT": "2",
+    "GIT_CONFIG_KEY_0": "core.fsmonitor",
+    "GIT_CONFIG_VALUE_0": "false",
+    "GIT_CONFIG_KEY_1": "log.showSignature",
+    "GIT_CONFIG_VALUE_1": "false",
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_LITERAL_PATHSPECS": "1",
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_NO_LAZY_FETCH": "1",
 }
-"""The settings of the machine and its users change nothing, names of files are not patterns, and git asks nobody."""
+"""The settings of the machine and its users change nothing, names of files are not patterns, and git asks nobody.
+
+`git.config` lets it read repositories of other users. None of our commands starts a program that such a repository's
+settings name, because the two settings that would are off.
+"""
 CONFIG: Final = """\
 [core]
     symlinks = false
@@ -39,10 +51,14 @@ CONFIG: Final = """\
 """
 """Settings of a checkout: links are files, there is no reflog, and objects come as one file."""
 MAX_CHECKOUT_BYTES: Final = 256 * 2**20
+"""The most that all files have together."""
+MAX_PACK_BYTES: Final = 256 * 2**20
+"""The most that a checkout's history has, which is one file."""
 MAX_CHECKOUT_FILES: Final = 20_000
 MAX_DEPTH: Final = 200
 """Commits that a checkout knows."""
 MAX_OUTPUT_BYTES: Final = 64 * 2**20
+MAX_ERROR_BYTES: Final = 2_000
 STAT_OPTIONS: Final = ("--numstat", "-z", "--no-renames", "--diff-filter=MDT", "--ignore-submodules")
 """Print the files that a commit changes or removes, a renamed one by its old name, for `text_files`."""
 GIT_S: Final = 120.0
@@ -90,17 +106,18 @@ class Repositories:
             raise Unknown(f"{commit[:100]!r} is not the id of a commit: give 40 hexadecimal digits")
         try:
             return git(path, "rev-parse", "--verify", "--quiet", f"{commit}^1").strip()
-        except subprocess.CalledProcessError:
-            raise Unknown(f"{name} has no commit {commit} with a parent") from None
+        except subprocess.CalledProcessError as error:
+            reason = f": {error.stderr}" if error.stderr else ""
+            raise Unknown(f"{name} has no commit {commit} with a parent{reason}") from None
 
 
-def check_out(source: Path, commit: str, target: Path) -> None:
+def check_out(source: Path, commit: str, target: Path, max_pack_bytes: int = MAX_PACK_BYTES) -> None:
     """Make a checkout of a commit, with the history up to it and no other object.
 
     Links become small files with their target as text, so no path in it leads outside.
 
     Raises:
-        Unknown: it is too large.
+        Unknown: it or its history is too large.
         CalledProcessError: git cannot read the commit.
     """
     sizes = [entry.split()[3] for entry in git(source, "ls-tree", "-r", "-l", "-z", commit).split("\0") if entry]
@@ -114,7 +131,11 @@ def check_out(source: Path, commit: str, target: Path) -> None:
     # Only what the commit reaches is sent: a clone of a local folder would take all its objects.
     serving = "git -c uploadpack.allowAnySHA1InWant=true upload-pack"
     options = ("--quiet", "--no-tags", "--no-write-fetch-head", f"--depth={MAX_DEPTH}", f"--upload-pack={serving}")
-    git(target, "fetch", *options, str(source), commit)
+    try:
+        git(target, "fetch", *options, str(source), commit, max_file_bytes=max_pack_bytes)
+    except subprocess.CalledProcessError as error:
+        history = f"the history of {commit}, {MAX_DEPTH} commits of at most {max_pack_bytes} bytes"
+        raise Unknown(f"git cannot copy {history}: {error.stderr}") from None
     git(target, "checkout", "--quiet", "--detach", commit)
 
 
@@ -123,26 +144,53 @@ def text_files(numstat: str) -> list[str]:
     return [path for added, path in _STAT.findall(numstat) if added != "-"]
 
 
-def git(folder: Path, *arguments: str) -> str:
-    """The first 64 MiB of the output of a git command in a folder; what is not UTF-8 is replaced.
+def git(
+    folder: Path,
+    *arguments: str,
+    limit_s: float = GIT_S,
+    max_output_bytes: int = MAX_OUTPUT_BYTES,
+    max_file_bytes: int = MAX_PACK_BYTES,
+) -> str:
+    """The output of a git command in a folder; what is not UTF-8 is replaced.
 
     Raises:
-        CalledProcessError: it failed, or took too long.
+        Unknown: the output is over `max_output_bytes`.
+        CalledProcessError: it failed, took too long, or wrote a file over `max_file_bytes`.
     """
-    command = ["git", "-C", str(folder), *arguments]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=GIT_ENVIRONMENT) as process:
-        assert process.stdout is not None and process.stderr is not None
-        timer = Timer(GIT_S, process.kill)
+    command = ["prlimit", f"--fsize={max_file_bytes}", "--core=0", "--", "git", "-C", str(folder), *arguments]
+    pipe, late = subprocess.PIPE, Event()
+    with (
+        tempfile.TemporaryFile() as errors,  # a pipe that nobody reads would block git when it is full
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=errors, env=GIT_ENVIRONMENT, start_new_session=True
+        ) as process,
+    ):
+
+        def end() -> None:
+            """End git and the programs that it started, which hold its output open."""
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+        def end_late() -> None:
+            late.set()
+            end()
+
+        timer = Timer(limit_s, end_late)
         timer.start()
         try:
-            output = process.stdout.read(MAX_OUTPUT_BYTES)
-            if is_cut := len(output) == MAX_OUTPUT_BYTES:
-                process.kill()
-            said = process.stderr.read().decode(errors="replace").strip()
-            status = process.wait()
+            assert process.stdout is not None
+            output = process.stdout.read(max_output_bytes + 1)
+            if len(output) > max_output_bytes:
+                raise Unknown(f"git {arguments[0]} prints more than {max_output_bytes} bytes for {folder.name}")
+            # It is not reaped here: until the timer is over, no other process gets its number.
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         finally:
             timer.cancel()
-    if status != 0 and not is_cut:
-        raise subprocess.CalledProcessError(status, command, stderr=said)
+            timer.join()
+            end()
+        if status := process.wait():
+            errors.seek(0)
+            said = errors.read(MAX_ERROR_BYTES).decode(errors="replace").strip()
+            reason = f"it took more than {limit_s:g} s" if late.is_set() else said
+            raise subprocess.CalledProcessError(status, command, stderr=reason)
     return output.decode(errors="replace")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any, Final
 
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import JSONResponse
 
 from examples.common.sessions import Full, Gone
 from examples.edit_planning import plans
@@ -39,14 +43,20 @@ def make_app(machines: Machines) -> FastAPI:
 
     app = FastAPI(lifespan=lifespan)
 
+    @app.exception_handler(Unknown)
+    def unknown(_: Request, error: Unknown) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, 422)
+
+    @app.exception_handler(CalledProcessError)
+    def failed(_: Request, error: CalledProcessError) -> JSONResponse:
+        return JSONResponse({"detail": f"git cannot read the row's repository: {error.stderr}"}, 422)
+
     @app.post("/session/start")
     def start(body: dict[str, Any]) -> dict[str, bool]:
         try:
             machines.open(str(body["trace_id"]), *_commit_of(body))
         except Full:
             raise HTTPException(503, "all machines are taken", {"Retry-After": str(RETRY_S)}) from None
-        except Unknown as error:
-            raise HTTPException(422, str(error)) from None
         return {"ready": True}
 
     @app.post("/session/end")
@@ -85,10 +95,7 @@ def make_app(machines: Machines) -> FastAPI:
     @app.post("/grade/exact")
     def grade_exactly(body: dict[str, Any]) -> dict[str, float]:
         """Held out: by the commit itself, and not by the row."""
-        try:
-            files = machines.repositories.touched(*_commit_of(body))
-        except Unknown as error:
-            raise HTTPException(422, str(error)) from None
+        files = machines.repositories.touched(*_commit_of(body))
         return {"score": plans.exact(body["sample"]["output_text"] or "", files)}
 
     return app
@@ -102,6 +109,13 @@ def _commit_of(body: dict[str, Any]) -> tuple[str, str]:
         raise HTTPException(422, "the row needs repository and commit: see make_data.py") from None
 
 
+def own_folder() -> Path:
+    """A folder that no other server has or had, removed at this one's exit."""
+    folder = Path(tempfile.mkdtemp(prefix="edit-planning-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 async def _sweep(machines: Machines) -> None:
     while True:
         await asyncio.sleep(SWEEP_S)
@@ -111,6 +125,6 @@ async def _sweep(machines: Machines) -> None:
 app = make_app(
     Machines(
         Repositories(Path(os.environ.get("EDIT_PLANNING_REPOSITORIES", REPOSITORIES))),
-        Path(tempfile.gettempdir()) / f"edit-planning-{os.getpid()}",
+        own_folder(),
     )
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +47,21 @@ async def main(spec, journal, item):
 
 spec, journal, item = sys.argv[1:]
 asyncio.run(main(json.loads(spec), Path(journal), json.loads(item)))
+"""
+SERVER = """
+import json, os, sys, tempfile
+from pathlib import Path
+from fastapi.testclient import TestClient
+
+foreign = Path(tempfile.gettempdir()) / f"edit-planning-{os.getpid()}"
+for number in range(1, 10):
+    (foreign / "open" / str(number)).mkdir(parents=True)
+from examples.edit_planning.server import app
+
+start = {"type": "session_start", "trace_id": "a", "item": json.loads(sys.argv[1])}
+assert TestClient(app).post("/session/start", json=start).status_code == 200
+(own,) = set(foreign.parent.glob("edit-planning-*")) - {foreign}
+print(oct(own.stat().st_mode & 0o777))
 """
 
 
@@ -168,3 +185,15 @@ async def test_a_call_after_the_end_discards_its_rollout(machines: Machines, url
     with pytest.raises(ToolFailed):
         await dispatcher.call_turn("trace_1", ROWS[0], [ToolCall("call_1", "shell", '{"command": "ls"}')])
     await dispatcher.close()
+
+
+def test_a_server_shares_no_folder_with_one_that_had_its_process_number_and_leaves_none(
+    repositories: Repositories, tmp_path: Path
+) -> None:
+    settings = {"TMPDIR": str(tmp_path), "EDIT_PLANNING_REPOSITORIES": str(repositories.folder)}
+    command = (sys.executable, "-c", SERVER, json.dumps(ROWS[0]))
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "0o700\n"
+    (foreign,) = tmp_path.iterdir()
+    assert len(list((foreign / "open").iterdir())) == 9

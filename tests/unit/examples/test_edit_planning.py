@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +26,7 @@ from examples.edit_planning.commands import NOTHING, Refused, argv_of
 from examples.edit_planning.history import NAMES, NOUNS, README, changes, write_repository
 from examples.edit_planning.machines import Machines
 from examples.edit_planning.make_data import link, rows_of
-from examples.edit_planning.repositories import GIT_ENVIRONMENT, Repositories, Unknown, git
+from examples.edit_planning.repositories import GIT_ENVIRONMENT, Repositories, Unknown, check_out, git
 from examples.edit_planning.server import make_app
 from tests.support.paths import ROOT
 from trainer.spec.job_file import load_job
@@ -247,6 +252,95 @@ def test_a_repository_or_commit_that_is_not_there_is_named(
 ) -> None:
     with pytest.raises(Unknown, match=r"there is no repository|not the id of a commit|no commit"):
         repositories.check_out(repository, commit, tmp_path / "out")
+
+
+def test_a_command_of_git_ends_in_time_with_all_programs_that_it_started(tmp_path: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        git(tmp_path, "-c", "alias.x=!sleep 30 & sleep 30", "x", limit_s=0.1)
+    assert time.monotonic() - started < 10
+    assert caught.value.stderr == "it took more than 0.1 s"
+
+
+def test_many_warnings_do_not_block_git_and_its_reason_is_cut(tmp_path: Path) -> None:
+    warns = "alias.x=!yes warning | head -c 200000 >&2; echo done"
+    assert git(tmp_path, "-c", warns, "x", limit_s=20) == "done\n"
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        git(tmp_path, "-c", f"{warns}; exit 3", "x", limit_s=20)
+    assert caught.value.returncode == 3 and caught.value.stderr.startswith("warning\n")
+    assert len(caught.value.stderr) <= 2_000
+
+
+def test_a_list_that_is_not_whole_is_refused_and_not_read_in_part(tmp_path: Path) -> None:
+    assert git(tmp_path, "-c", "alias.x=!printf 1234", "x", max_output_bytes=4) == "1234"
+    with pytest.raises(Unknown, match="more than 3 bytes"):
+        git(tmp_path, "-c", "alias.x=!printf 1234", "x", max_output_bytes=3)
+
+
+def test_a_history_that_is_too_large_is_refused_before_it_fills_the_disk(tmp_path: Path) -> None:
+    source = tmp_path / "large"
+    source.mkdir()
+    run_git(source, "init", "--quiet", "--initial-branch=main")
+    for i in range(2):  # the last commit's files are small: what is large is the history
+        (source / "a.bin").write_bytes(os.urandom(200_000) if i == 0 else b"1")
+        run_git(source, "add", "--all")
+        run_git(source, "commit", "--quiet", "-m", str(i))
+    head = git(source, "rev-parse", "HEAD").strip()
+    with pytest.raises(Unknown, match=r"history of .* at most 100000 bytes"):
+        check_out(source, head, tmp_path / "out", max_pack_bytes=100_000)
+    assert sum(path.stat().st_size for path in (tmp_path / "out").rglob("*")) < 200_000
+    check_out(source, head, tmp_path / "out", max_pack_bytes=300_000)
+
+
+def test_a_repository_of_another_user_is_read_and_no_program_of_its_settings_runs(tmp_path: Path) -> None:
+    source, ran = tmp_path / "theirs", tmp_path / "ran"
+    source.mkdir()
+    run_git(source, "init", "--quiet", "--initial-branch=main")
+    for i in range(2):
+        (source / "a.txt").write_text(f"{i}\n")
+        run_git(source, "add", "--all")
+        run_git(source, "commit", "--quiet", "-m", str(i))
+    plain = subprocess.run(["git", "-C", source, "cat-file", "commit", "HEAD"], check=True, capture_output=True).stdout
+    signed = plain.replace(b"\n\n", b"\ngpgsig -----BEGIN PGP SIGNATURE-----\n \n -----END PGP SIGNATURE-----\n\n", 1)
+    write = ["git", "-C", source, "hash-object", "-t", "commit", "-w", "--stdin"]
+    head = subprocess.run(write, check=True, capture_output=True, input=signed).stdout.decode().strip()
+    run_git(source, "update-ref", "refs/heads/main", head)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    git_of_another = f"""#!/bin/sh\nPATH={os.environ["PATH"]} GIT_TEST_ASSUME_DIFFERENT_OWNER=1 exec git "$@"\n"""
+    for name, text in {"git": git_of_another, "gpg": f"#!/bin/sh\necho $* >> {ran}\n"}.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    for setting in ("gpg.program", "core.fsmonitor", "uploadpack.packObjectsHook", "diff.external"):
+        run_git(source, "config", setting, str(programs / "gpg"))
+    run_git(source, "config", "log.showSignature", "true")
+    refused = subprocess.run([programs / "git", "-C", source, "log"], capture_output=True, text=True)
+    assert "dubious ownership" in refused.stderr
+    script = """
+import sys
+from pathlib import Path
+from examples.edit_planning.make_data import rows_of
+from examples.edit_planning.repositories import Repositories
+folder = Path(sys.argv[1])
+(row,) = rows_of(folder / "theirs", "theirs", 10)
+known = Repositories(folder)
+assert known.touched("theirs", row["commit"]) == {"a.txt"}
+known.check_out("theirs", row["commit"], folder / "out")
+"""
+    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path], env=environment, cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "a.txt").read_text() == "0\n"
+    assert not ran.exists(), ran.read_text()
+
+
+def test_what_git_says_about_a_broken_repository_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / ".git").write_text("no repository")
+    with pytest.raises(Unknown, match="invalid gitfile format"):
+        Repositories(tmp_path).check_out("broken", "0" * 40, tmp_path / "out")
 
 
 # The tools
@@ -501,6 +595,112 @@ def test_a_start_that_fails_takes_no_place(machines: Machines, ids: list[str]) -
     assert machines.counts()["opened"] == 1
 
 
+class Slow(Repositories):
+    """A checkout of a row of `slow` waits until it may go on, and fails if it shall."""
+
+    def __init__(self, repositories: Repositories) -> None:
+        super().__init__(repositories.folder)
+        self.slow, self.begun, self.may_go_on, self.num_made, self.fails = "", Event(), Event(), 0, False
+
+    def check_out(self, name: str, commit: str, target: Path) -> None:
+        if commit == self.slow:
+            self.begun.set()
+            assert self.may_go_on.wait(10)
+        if self.fails:
+            raise subprocess.CalledProcessError(128, "git", stderr="fatal: bad object")
+        self.num_made += 1
+        super().check_out(name, commit, target)
+
+
+@pytest.fixture
+def slow(repositories: Repositories) -> Slow:
+    return Slow(repositories)
+
+
+def test_a_slow_checkout_holds_up_nobody_else_and_takes_its_place_from_the_start(
+    slow: Slow, ids: list[str], tmp_path: Path
+) -> None:
+    machines = Machines(slow, tmp_path / "machines", max_open=2)
+    slow.slow = ids[0]
+    with ThreadPoolExecutor() as pool:
+        try:
+            starts = [pool.submit(machines.open, "slow", MADE, ids[0]) for _ in range(2)]
+            assert slow.begun.wait(10)
+            ended = pool.submit(machines.close, "slow")
+            pool.submit(machines.open, "quick", MADE, ids[1]).result(10)
+            assert pool.submit(machines.close, "quick").result(10)
+            pool.submit(machines.open, "quick", MADE, ids[1]).result(10)
+            with pytest.raises(Full):
+                pool.submit(machines.open, "one more", MADE, ids[1]).result(10)
+            assert not ended.done() and not any(start.done() for start in starts)
+        finally:
+            slow.may_go_on.set()
+    assert [start.result() for start in starts] == [None, None]
+    assert ended.result()
+    machines.close("slow")  # it is open again if the end came before the second start
+    counts = machines.counts()
+    assert counts["open"] == 1 and counts["opened"] - counts["closed"] == 1 and counts["most_open"] == 2
+    machines.close_all()
+    assert not (tmp_path / "machines").exists()
+
+
+def test_rollouts_of_a_row_that_start_at_once_need_one_checkout(slow: Slow, ids: list[str], tmp_path: Path) -> None:
+    machines = Machines(slow, tmp_path / "machines")
+    slow.slow = ids[0]
+    with ThreadPoolExecutor() as pool:
+        starts = [pool.submit(machines.open, str(i), MADE, ids[0]) for i in range(4)]
+        slow.may_go_on.set()
+    assert [start.result() for start in starts] == [None] * 4
+    assert slow.num_made == 1 and machines.counts()["open"] == 4
+    machines.close_all()
+
+
+def test_copies_share_the_history_and_only_the_latest_templates_are_kept(
+    repositories: Repositories, ids: list[str], tmp_path: Path
+) -> None:
+    machines = Machines(repositories, tmp_path / "machines", max_templates=1)
+    machines.open("a", MADE, ids[0])
+    machines.open("b", MADE, ids[0])
+    (pack,) = machines.checkout("a").glob(".git/objects/pack/*.pack")
+    assert pack.stat().st_nlink == 3  # the template's, and one for each machine
+    (machines.checkout("a") / README).write_text("mine")
+    assert (machines.checkout("b") / README).read_text() != "mine"
+    machines.open("c", MADE, ids[1])
+    assert len(list((tmp_path / "machines" / "templates").iterdir())) == 1
+    assert pack.stat().st_nlink == 2
+    machines.open("d", MADE, ids[0])
+    assert commands.run("git log --oneline", machines.checkout("a")) == commands.run(
+        "git log --oneline", machines.checkout("d")
+    )
+    machines.close_all()
+
+
+def test_what_git_cannot_do_is_said_at_the_start_and_by_the_held_out_grader(
+    slow: Slow, ids: list[str], tmp_path: Path
+) -> None:
+    machines = Machines(slow, tmp_path / "machines", max_open=1)
+    client = TestClient(make_app(machines))
+    start = {"trace_id": "a", "item": {"repository": MADE, "commit": ids[0]}}
+    slow.fails = True
+    for _ in range(2):
+        said = client.post("/session/start", json=start)
+        assert said.status_code == 422 and "fatal: bad object" in said.json()["detail"]
+    slow.fails = False
+    assert client.post("/session/start", json=start).status_code == 200
+    machines.close_all()
+
+
+def test_lists_in_lists_without_end_are_the_senders_mistake(client: TestClient, ids: list[str]) -> None:
+    start = {"trace_id": "a", "item": {"repository": MADE, "commit": ids[0]}}
+    assert client.post("/session/start", json=start).status_code == 200
+    deep = "[" * 200_000
+    for name in commands.TOOLS:
+        call = {"trace_id": "a", "name": name, "arguments": deep}
+        assert client.post(f"/tools/{name}", json=call).status_code == 422
+        said = client.post(f"/tools/{name}", content=deep, headers={"Content-Type": "application/json"})
+        assert 400 <= said.status_code < 500
+
+
 def test_sessions_tools_and_graders_follow_the_wire_contract(client: TestClient, ids: list[str]) -> None:
     change = changes(MADE, "test")[1][NUMBER]
     item = make_data.row(MADE, ids[NUMBER], change.message, change.files)
@@ -573,14 +773,15 @@ def test_the_agent_looks_into_a_checkout_of_head_and_leaves_the_repository_alone
     def form(i: int, name: str, arguments: str) -> dict[str, Any]:
         return {"id": f"c{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
-    made = [("shell", '{"command": "ls"}'), ("shell", '{"command": "id"}'), ("write", "{}"), ("read_file", "[]")]
+    deep = ("shell", "[" * 200_000)
+    made = [("shell", '{"command": "ls"}'), ("shell", '{"command": "id"}'), ("write", "{}"), ("read_file", "[]"), deep]
     calls = [form(i, *call) for i, call in enumerate(made)]
     client: Any = Scripted({"tool_calls": calls}, {"content": "drill.py"})
     assert plan(client, "planner", repositories.path(MADE), "Fix the drill") == "drill.py"
     results = [message["content"] for message in client.asked[-1] if message["role"] == "tool"]
     assert README in results[0].split("\n")
     assert results[1].startswith("Error: give one of these commands")
-    assert results[2] == results[3] == "Error: there is no such call. The tools are: shell, read_file."
+    assert results[2] == results[3] == results[4] == "Error: there is no such call. The tools are: shell, read_file."
     assert "drill.py" in capsys.readouterr().out
 
 
