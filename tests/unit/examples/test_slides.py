@@ -184,6 +184,7 @@ SCORES: dict[str, float] = {
     "an image by a data URL": 0,
     "a background by a data URL": 0,
     "content of CSS": 0,
+    "markers of a list": 0,
     "title of the page": 0,
     # Programs, other documents, and work for the renderer.
     "a script": 0,
@@ -196,6 +197,9 @@ SCORES: dict[str, float] = {
     "two thousand boxes in each other": 0,
     "letters of 9,999 px": 0,
     "a style that never ends": 0,
+    "a section of SVG": 0.86,
+    "a section of MathML": 0.86,
+    "a rule of a namespace": 0.86,
     # What the source does not say.
     "all words of the trade": 0,
     "all numbers": 0,
