@@ -34,7 +34,7 @@ from examples.slides.measures import HEIGHT, WIDTH, Drawn, drawn_of
 PAGE: Final = Path(__file__).with_name("page.html")
 MAX_CHARS: Final = 12_000
 MAX_BRACKETS: Final = 1_500
-"""Of `{` and `(`, also as `&...;`: Chromium's process ends on a style with thousands in each other."""
+"""Signs `{` and `(`, also as `&...;`: Chromium's process ends on a style with thousands in each other."""
 MAX_SLIDES: Final = 8
 """Slides that are drawn; those after them are only counted."""
 WAIT_S: Final = 30.0
