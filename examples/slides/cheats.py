@@ -97,6 +97,11 @@ def _elsewhere(report: Report) -> dict[str, str]:
         "an image by a data URL": _filled(report, f'<img src="{picture}">{MORE}'),
         "a background by a data URL": _filled(report, f'<p style="background:url(&quot;{picture}&quot;)">More</p>'),
         "content of CSS": f"<style>p::before{{content:'{plain}'}}</style>{_filled(report, MORE)}",
+        "markers of a list": "".join(
+            f"<style>.{point} li{{list-style-type:'{report.facts[point].short} ';margin-left:400px}}</style>"
+            + slide(point.capitalize(), f'<ul class="{point}"><li>More</li></ul>')
+            for point in POINTS
+        ),
         "title of the page": f"<title>{plain}</title>{_filled(report, MORE)}",
     }
 
@@ -116,6 +121,9 @@ def _programs(report: Report) -> dict[str, str]:
         "two thousand boxes in each other": "<div>" * 2_000 + honest,
         "letters of 9,999 px": _filled(report, '<p style="font-size:9999px">TEXT</p>'),
         "a style that never ends": f"<style>{honest}",
+        "a section of SVG": f"{honest}<svg><section></section></svg>",
+        "a section of MathML": f"{honest}<math><section></section></math>",
+        "a rule of a namespace": f"<style>@namespace a url(b);a|p{{color:red}}</style>{honest}",
     }
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from examples.common.way import AGENT_RFT
-from examples.slides.render import Chromium, Refused, Renderer
+from examples.slides.render import Chromium, Refused, Renderer, RenderFailed
 from examples.slides.server import submitted
 
 SHOWN_CHARS: Final = 600
@@ -75,7 +75,7 @@ def _shown(title: str, entry: Entry, renderer: Renderer) -> str:
     head = f"<h2>{title}: {entry.grade:.3f}, {escape(entry.trace_id)}</h2>{text}"
     try:
         png = base64.b64encode(renderer.draw(entry.html).png).decode()
-    except Refused as error:
+    except (Refused, RenderFailed) as error:
         return f"{head}<p>Not drawn: {escape(str(error))}</p>"
     return f'{head}<img alt="" src="data:image/png;base64,{png}">'
 

@@ -17,14 +17,13 @@ import shutil
 import signal
 import subprocess
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import BoundedSemaphore, Lock
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
 import psutil
@@ -34,11 +33,17 @@ from examples.slides.measures import HEIGHT, WIDTH, Drawn, drawn_of
 
 PAGE: Final = Path(__file__).with_name("page.html")
 MAX_CHARS: Final = 12_000
+MAX_BRACKETS: Final = 1_500
+"""Signs `{` and `(`, also as `&...;`: Chromium's process ends on a style with thousands in each other."""
 MAX_SLIDES: Final = 8
 """Slides that are drawn; those after them are only counted."""
 WAIT_S: Final = 30.0
 """How long a deck waits for a free page before the caller is asked to come again."""
-MAX_CACHED: Final = 256
+MAX_DRAWN: Final = 256
+"""Decks whose pictures, or refusals, are remembered."""
+MAX_DECKS: Final = 4_096
+"""Decks that are remembered, at most 200 MB: more than the rollouts of a step and a test can render before they are
+graded."""
 FLAGS: Final = (
     *("--headless", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-extensions", "--disable-sync"),
     *("--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-crash-reporter"),
@@ -46,6 +51,7 @@ FLAGS: Final = (
     # Names are not looked up, and what has an address goes to a port that nobody listens on.
     *("--host-resolver-rules=MAP * ~NOTFOUND", "--proxy-server=127.0.0.1:1", "--proxy-bypass-list=<-loopback>"),
 )
+Value = TypeVar("Value")
 _MEASURES: Final = re.compile(r'<html data-measures="([A-Za-z0-9+/=]*)"')
 
 
@@ -86,7 +92,11 @@ class Renderer(Protocol):
         ...
 
     def picture(self, name: str) -> bytes | None:
-        """The picture of a deck by its name, if it was drawn lately."""
+        """The picture of a deck by its name; None if there is no such deck, or it was refused.
+
+        Raises:
+            RenderFailed: It was forgotten, and could not be drawn again now.
+        """
         ...
 
 
@@ -95,42 +105,74 @@ def name_of(html: str) -> str:
     return hashlib.sha256(html.encode("utf-8", "replace")).hexdigest()[:10]
 
 
+@dataclass(slots=True)
+class Last(Generic[Value]):
+    """The last `most` values that were put here, by name."""
+
+    most: int
+    _values: dict[str, Value] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def get(self, name: str) -> Value | None:
+        with self._lock:
+            return self._values.get(name)
+
+    def put(self, name: str, value: Value) -> None:
+        with self._lock:
+            self._values.pop(name, None)
+            self._values[name] = value
+            if len(self._values) > self.most:
+                del self._values[next(iter(self._values))]
+
+
 class Chromium:
     """Draws with the Chromium at `program`, at most `num_pages` decks at once, and remembers the last ones."""
 
     def __init__(
-        self, program: str | None = None, num_pages: int | None = None, limits: Limits = DEFAULT_LIMITS
+        self,
+        program: str | None = None,
+        num_pages: int | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        max_drawn: int = MAX_DRAWN,
     ) -> None:
         """By default it is the one that CHROMIUM or the path names, with a page for every two cores."""
         self._program = program
         self._limits = limits
         self._pages = BoundedSemaphore(num_pages or max(1, (os.cpu_count() or 1) // 2))
-        self._drawn = OrderedDict[str, Drawn]()
-        self._lock = Lock()
+        self._drawn = Last[Drawn | Refused](max_drawn)
+        self._decks = Last[str](MAX_DECKS)
 
     def draw(self, html: str) -> Drawn:
         if len(html) > MAX_CHARS:
             raise Refused(f"the deck has {len(html):,} characters; {MAX_CHARS:,} are the most")
+        if sum(map(html.count, "{(&")) > MAX_BRACKETS:
+            raise Refused(f"the deck has more than {MAX_BRACKETS:,} of the signs {{, ( and &")
         name = name_of(html)
-        with self._lock:
-            if (known := self._drawn.get(name)) is not None:
-                return known
-        if not self._pages.acquire(timeout=WAIT_S):
-            raise Busy("all pages are busy")
-        try:
-            drawn = self._draw(html)
-        finally:
-            self._pages.release()
-        with self._lock:
-            self._drawn[name] = drawn
-            while len(self._drawn) > MAX_CACHED:
-                self._drawn.popitem(last=False)
+        self._decks.put(name, html)
+        if (drawn := self._drawn.get(name)) is None:
+            drawn = self._drawn_or_refused(html)
+            self._drawn.put(name, drawn)
+        if isinstance(drawn, Refused):
+            raise Refused(str(drawn))
         return drawn
 
     def picture(self, name: str) -> bytes | None:
-        with self._lock:
-            drawn = self._drawn.get(name)
-        return drawn.png if drawn is not None else None
+        if (html := self._decks.get(name)) is None:
+            return None
+        try:
+            return self.draw(html).png
+        except Refused:
+            return None
+
+    def _drawn_or_refused(self, html: str) -> Drawn | Refused:
+        if not self._pages.acquire(timeout=WAIT_S):
+            raise Busy("all pages are busy")
+        try:
+            return self._draw(html)
+        except Refused as error:
+            return error
+        finally:
+            self._pages.release()
 
     def _draw(self, html: str) -> Drawn:
         program = self._program or os.environ.get("CHROMIUM") or shutil.which("chromium")
@@ -151,11 +193,14 @@ class Chromium:
             picture = folder / "picture.png"
             if found is None or not picture.exists():
                 raise RenderFailed(f"Chromium drew nothing: {(folder / 'err').read_text('utf-8', 'replace')[-300:]}")
+            measures = json.loads(base64.b64decode(found[1]))
+            if "error" in measures:
+                raise Refused(f"the deck cannot be drawn: {measures['error']}")
             with Image.open(picture) as image:
                 pixels = np.asarray(image.convert("RGB"))
             if pixels.shape[:2] != (rows * HEIGHT, 2 * WIDTH):
                 raise RenderFailed(f"Chromium drew {pixels.shape[1]} x {pixels.shape[0]} pixels")
-            return drawn_of(json.loads(base64.b64decode(found[1])), pixels)
+            return drawn_of(measures, pixels)
 
 
 def page(html: str) -> str:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
-from fastapi import FastAPI, HTTPException, Response
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.responses import JSONResponse
 from PIL import Image
 
-from examples.slides.measures import HEIGHT, WIDTH, Drawn
+from examples.slides.measures import HEIGHT, WIDTH
 from examples.slides.render import Busy, Chromium, Refused, Renderer, RenderFailed, name_of
 from examples.slides.rubric import Verdict, describe, grade
 from examples.slides.world import reports
@@ -23,19 +24,16 @@ def make_app(renderer: Renderer) -> FastAPI:
     app = FastAPI()
     all_reports = reports()
 
-    def draw(html: str) -> Drawn:
-        try:
-            return renderer.draw(html)
-        except Busy as error:
-            raise HTTPException(503, str(error), RETRY) from None
-        except RenderFailed as error:  # no fault of the deck, and no grade
-            raise HTTPException(500, str(error)) from None
+    @app.exception_handler(RenderFailed)
+    def failed(_: Request, error: RenderFailed) -> JSONResponse:  # no fault of the deck, and no grade
+        status, headers = (503, RETRY) if isinstance(error, Busy) else (500, None)
+        return JSONResponse({"detail": str(error)}, status, headers)
 
     @app.post("/tools/render")
     def render(call: dict[str, Any]) -> dict[str, str]:
         try:
             html = _html(call["arguments"])
-            return {"output": describe(name_of(html), draw(html).deck)}
+            return {"output": describe(name_of(html), renderer.draw(html).deck)}
         except (ValueError, KeyError) as error:  # the model reads this and continues
             raise HTTPException(422, str(error)) from None
 
@@ -46,14 +44,14 @@ def make_app(renderer: Renderer) -> FastAPI:
         if html is None:
             return asdict(Verdict(0.0, "the answer is not the name of a deck that was rendered", {}))
         try:
-            deck = draw(html).deck
+            deck = renderer.draw(html).deck
         except Refused as error:
             return asdict(Verdict(0.0, str(error), {}))
         return asdict(grade(deck, all_reports[item["company"]], item["topics"], item["points"], item["slides"]))
 
     @app.get("/pictures/{name:path}")
     def picture(name: str) -> Response:
-        """The deck of this name that was drawn last; an empty slide for any other answer, which code grades 0."""
+        """The deck of this name; an empty slide for one that was refused or never rendered, which code grades 0."""
         return Response(renderer.picture(name) or _empty(), media_type="image/png")
 
     return app

@@ -14,7 +14,10 @@ from examples.slides.render import MAX_CHARS, Chromium
 from tests.support.browser import program
 
 DECKS, MEASURES = decks(), recorded()
-FEW = ("honest, with a design", "white on white", "behind an inline box", "lines on each other", "a script")
+FEW = (
+    *("honest, with a design", "white on white", "behind an inline box", "lines on each other", "a script"),
+    *("markers of a list", "a section of SVG", "a section of MathML", "a rule of a namespace"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +53,20 @@ def test_chromium_finds_in_every_deck_what_is_recorded(chromium: Chromium) -> No
         found = dict(zip(DECKS, threads.map(lambda html: chromium.draw(html).deck, DECKS.values()), strict=True))
     for name, deck in found.items():
         assert_as_recorded(deck, MEASURES[name])
+
+
+def test_no_declaration_and_no_attribute_shows_text_that_is_not_measured(chromium: Chromium) -> None:
+    text = "'943 million'"
+    given = f"""<style>@counter-style x {{ system: cyclic; symbols: {text} }} @namespace a url(b); a|li {{ color: red }}
+        li {{ list-style: {text}; content: {text}; quotes: {text} {text}; counter-set: list-item 943 }}
+        li.y {{ list-style-type: attr(class) }} li::marker, li::before {{ content: {text} }} p {{ width: 40px }}
+        p {{ text-overflow: {text}; hyphenate-character: {text}; text-emphasis: {text} }}</style>"""
+    plain = "<section><h1>A title</h1>{}<li{}>one</li><li{}>two</li></ol><p>hyphenated</p></section>"
+    wanted = chromium.draw(plain.format("<ol>", "", ""))
+    found = chromium.draw(given + plain.format('<ol start="943" type="I">', ' value="943"', ' class="y" title="943"'))
+    assert [slide.blocks for slide in wanted.deck.slides] == [("one", "two", "hyphenated")]
+    assert "list-style-type" in found.deck.ignored
+    assert found.png == wanted.png
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,26 +12,27 @@ import numpy as np
 import psutil
 import pytest
 from fastapi.testclient import TestClient
+from PIL import Image
 
 from actors.graders.sample import sample_of
 from actors.grading.factory import make_grader
 from actors.tools.dispatcher import Dispatcher
 from cluster.preflight.dry_run import dry_run_problems
 from cluster.views.traces import Trace, trace_json
-from examples.common.way import listening
 from examples.slides import make_data, pictures
 from examples.slides.cheats import COMPANY, NUM_SLIDES, POINTS, TOPICS, decks, recorded
 from examples.slides.measures import HEIGHT, WIDTH, Deck, Drawn, drawn_of
-from examples.slides.render import MAX_CHARS, Busy, Chromium, Limits, Refused, RenderFailed, name_of, page
+from examples.slides.render import MAX_CHARS, MAX_DECKS, Busy, Chromium, Limits, Refused, RenderFailed, name_of, page
 from examples.slides.rubric import grade
 from examples.slides.server import make_app
 from examples.slides.world import reports
 from tests.support.builders import group_request, rollout, tasks_of
+from tests.support.example_servers import judged_by, serving, verdict
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says, until
 from tests.support.paths import ROOT
 from trainer.spec.job import Reinforcement
 from trainer.spec.job_file import load_job
-from trainer.spec.operator import ModelEndpoint, Operator
+from trainer.spec.plan import resolve
 from trainer.types import Grade, ToolCall, Turn
 
 EXAMPLE = ROOT / "examples" / "slides"
@@ -60,6 +62,8 @@ class Recorded:
         return Drawn(MEASURES[name], PNG)
 
     def picture(self, name: str) -> bytes | None:
+        if self.error is not None:
+            raise self.error
         return PNG if name in map(name_of, DECKS.values()) else None
 
 
@@ -184,6 +188,7 @@ SCORES: dict[str, float] = {
     "an image by a data URL": 0,
     "a background by a data URL": 0,
     "content of CSS": 0,
+    "markers of a list": 0,
     "title of the page": 0,
     # Programs, other documents, and work for the renderer.
     "a script": 0,
@@ -196,6 +201,9 @@ SCORES: dict[str, float] = {
     "two thousand boxes in each other": 0,
     "letters of 9,999 px": 0,
     "a style that never ends": 0,
+    "a section of SVG": 0.86,
+    "a section of MathML": 0.86,
+    "a rule of a namespace": 0.86,
     # What the source does not say.
     "all words of the trade": 0,
     "all numbers": 0,
@@ -356,6 +364,52 @@ async def test_a_deck_that_takes_too_much_is_the_decks_fault_and_a_program_that_
         Chromium(program(tmp_path, "exec sleep 60"), limits=Limits(wall_s=0.1)).draw("<section>")
 
 
+def drawing(folder: Path, **found: Any) -> str:
+    """A program that draws a white slide and says this of it; each run is a line of `runs`."""
+    Image.new("RGB", (2 * WIDTH, HEIGHT), "white").save(folder / "white.png")
+    measures = base64.b64encode(json.dumps(found).encode()).decode()
+    copy = f'case $word in --screenshot=*) cp {folder}/white.png "${{word#*=}}";; esac'
+    return program(
+        folder, f"echo >> {folder}/runs\nfor word; do {copy}; done\necho '<html data-measures=\"{measures}\">'"
+    )
+
+
+def num_runs(folder: Path) -> int:
+    return len((folder / "runs").read_text())
+
+
+def test_a_deck_that_stops_the_pages_script_is_refused_once_and_for_all_with_the_reason(tmp_path: Path) -> None:
+    chromium = Chromium(drawing(tmp_path, error="SyntaxError: a|p"))
+    for _ in range(3):
+        with pytest.raises(Refused, match=r"cannot be drawn: SyntaxError: a\|p"):
+            chromium.draw("<section>")
+    assert chromium.picture(name_of("<section>")) is None
+    assert num_runs(tmp_path) == 1
+
+
+@pytest.mark.parametrize("style", ["a{" * 5_000, "@supports " + "(" * 11_000, "a&#123;" * 1_700])
+def test_a_style_that_would_end_chromiums_process_is_refused(style: str) -> None:
+    with pytest.raises(Refused, match=r"more than 1,500 of the signs \{"):
+        Chromium("/nonexistent").draw(f"<svg><style>{style}</style></svg><section>")
+
+
+def test_a_picture_that_was_forgotten_is_drawn_again(tmp_path: Path) -> None:
+    chromium = Chromium(drawing(tmp_path, num_slides=1, slides=[[]], ignored=[]), max_drawn=1)
+    first = chromium.draw("<section>1").png
+    chromium.draw("<section>2")
+    assert chromium.picture(name_of("<section>2")) == first and num_runs(tmp_path) == 2
+    assert chromium.picture(name_of("<section>1")) == first and num_runs(tmp_path) == 3
+    assert chromium.picture(name_of("<section>3")) is None
+
+
+def test_all_decks_of_a_step_and_a_test_are_remembered_until_they_are_graded() -> None:
+    job = load_job(EXAMPLE / "job.yaml", {"SLIDES_URL": "http://127.0.0.1:8040"})
+    plan, _ = resolve(job, len(rows_of("train")), 8 * 10**9)
+    steps = 1 + job.reinforcement.algorithm.max_staleness
+    rollouts = plan.batch_size * plan.group_size * steps + plan.eval_samples * len(rows_of("test"))
+    assert rollouts * job.reinforcement.limits.max_tool_calls <= MAX_DECKS
+
+
 def test_a_program_that_draws_nothing_or_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(RenderFailed, match="drew nothing: no display"):
         Chromium(program(tmp_path, "echo no display >&2")).draw("<section>")
@@ -413,6 +467,7 @@ def test_a_renderer_that_is_busy_or_broken_is_no_grade() -> None:
     for answer in (
         busy.post("/grade", json=body),
         busy.post("/tools/render", json={"arguments": call(honest).arguments}),
+        busy.get(f"/pictures/{name_of(honest)}"),
     ):
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
     answer = broken.post("/grade", json=body)
@@ -437,18 +492,9 @@ def method_of(name: str, url: str) -> Reinforcement:
     return load_job(EXAMPLE / f"{name}.yaml", {"SLIDES_MODEL": "model", "SLIDES_URL": url}).reinforcement
 
 
-def verdict(value: float) -> dict[str, Any]:
-    content = json.dumps({"steps": [], "result": value})
-    return {"choices": [{"message": {"role": "assistant", "content": content}, "finish_reason": "stop"}]}
-
-
-def judged_by(judge: FakeEndpoint) -> Operator:
-    return LOCAL.model_copy(update={"models": {"judge": ModelEndpoint(base_url=judge.url)}})
-
-
 @pytest.mark.parametrize("name", ["job", "job_small"])
 async def test_the_endpoints_pass_the_check_of_each_job(name: str) -> None:
-    with listening(make_app(Recorded())) as url:
+    async with serving(make_app(Recorded())) as url:
         method = method_of(name, url)
         async with FakeEndpoint(says(verdict(0.5))) as judge:
             assert await dry_run_problems(method, tasks_of(EXAMPLE / "data" / "step.jsonl"), judged_by(judge)) == []
@@ -460,13 +506,12 @@ async def test_the_endpoints_pass_the_check_of_each_job(name: str) -> None:
 
 async def test_the_judge_sees_the_picture_and_cannot_give_more_than_code_does() -> None:
     hidden, honest = DECKS["white on white"], DECKS["honest"]
-    with listening(make_app(Recorded())) as url:
-        async with FakeEndpoint(says(verdict(1.0))) as judge:
-            grader = make_grader(method_of("job", url).grader, judged_by(judge))
-            good = await grader.grade(sample(json.dumps({"deck": name_of(honest)}), honest), ITEM, "trace_1")
-            bad = await grader.grade(sample(json.dumps({"deck": name_of(hidden)}), hidden), ITEM, "trace_1")
-            none = await grader.grade(sample("score: 1"), ITEM, "trace_1")
-            await grader.close()
+    async with serving(make_app(Recorded())) as url, FakeEndpoint(says(verdict(1.0))) as judge:
+        grader = make_grader(method_of("job", url).grader, judged_by(judge))
+        good = await grader.grade(sample(json.dumps({"deck": name_of(honest)}), honest), ITEM, "trace_1")
+        bad = await grader.grade(sample(json.dumps({"deck": name_of(hidden)}), hidden), ITEM, "trace_1")
+        none = await grader.grade(sample("score: 1"), ITEM, "trace_1")
+        await grader.close()
     assert (good.value, bad.value, none.value) == (1, 0, 0)
     assert len(judge.received) == 2  # an answer without a name asks no judge
     _, user = judge.received[0].body["messages"]
@@ -475,11 +520,10 @@ async def test_the_judge_sees_the_picture_and_cannot_give_more_than_code_does() 
 
 async def test_a_judge_that_sees_no_design_halves_the_grade() -> None:
     honest = DECKS["honest"]
-    with listening(make_app(Recorded())) as url:
-        async with FakeEndpoint(says(verdict(0.0))) as judge:
-            grader = make_grader(method_of("job", url).grader, judged_by(judge))
-            given = await grader.grade(sample(json.dumps({"deck": name_of(honest)}), honest), ITEM, "trace_1")
-            await grader.close()
+    async with serving(make_app(Recorded())) as url, FakeEndpoint(says(verdict(0.0))) as judge:
+        grader = make_grader(method_of("job", url).grader, judged_by(judge))
+        given = await grader.grade(sample(json.dumps({"deck": name_of(honest)}), honest), ITEM, "trace_1")
+        await grader.close()
     assert given.value == 0.5
 
 
@@ -517,3 +561,6 @@ def test_the_page_shows_the_best_and_the_worst_deck_of_a_step_and_runs_nothing()
 def test_a_deck_that_cannot_be_drawn_again_is_named() -> None:
     (entry,) = pictures.entries(traces({1.0: "x" * (MAX_CHARS + 1)}))
     assert "Not drawn: too long" in pictures.page({"step-1": [entry]}, Recorded())
+    (entry,) = pictures.entries(traces({1.0: DECKS["honest"]}))
+    broken = Recorded(RenderFailed("no chromium"))
+    assert "Not drawn: no chromium" in pictures.page({"step-1": [entry]}, broken)
