@@ -110,7 +110,9 @@ class Machines:
                 if len(self._templates) <= self._max_templates:
                     return
                 key, oldest = self._templates.popitem(last=False)
-            with self._template_locks.of(*key):  # nobody copies it any more; who needs it again makes it again elsewhere
+            with self._template_locks.of(
+                *key
+            ):  # nobody copies it any more; who needs it again makes it again elsewhere
                 shutil.rmtree(oldest, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""The renderer as a tool, the grader and the pictures behind HTTP: `uvicorn examples.slides.server:app --port 8040`."""
+"""The renderer as a tool, the grader and the pictures behind HTTP: `uvicorn examples.slides.server:app --port 8050`."""
 
 from __future__ import annotations
 

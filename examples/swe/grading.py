@@ -10,7 +10,7 @@ from typing import Final
 from examples.swe import runs
 from examples.swe.workspace import Workspace
 
-FIXED, STYLE, HABIT = 0.7, 0.2, 0.1
+STYLE, HABIT = 0.2, 0.1
 FREE_LINES: Final = 6
 """Changed lines, removed and added ones, that cost nothing; most bugs need two."""
 PER_LINE, PER_FINDING = 0.05, 0.25
@@ -53,7 +53,7 @@ def grade(workspace: Workspace) -> Verdict:
     if not fixed:
         return 0.0, why
     (styled, how), (ran, what) = style(workspace), habit(workspace)
-    return FIXED + STYLE * styled + HABIT * ran, f"{why}; {how}; {what}"
+    return 1 - STYLE * (1 - styled) - HABIT * (1 - ran), f"{why}; {how}; {what}"
 
 
 def _num_new_findings(workspace: Workspace) -> int:
