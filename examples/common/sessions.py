@@ -74,7 +74,7 @@ class Sessions(Generic[Kept]):
         self._counts = Counts()
         # This lock guards all that is above; nothing slow runs under it.
         self._lock = Lock()
-        # Of a rollout: an end waits for the start before it, and a repeated start finds its session open.
+        # A lock for each rollout: an end waits for the start before it, and a repeated start finds its session open.
         self._rollouts = Locks()
 
     def open(self, trace_id: str, make: Callable[[], Kept]) -> None:

@@ -41,7 +41,7 @@ class Machines:
         self._templates: OrderedDict[tuple[str, str], Path] = OrderedDict()
         # This lock guards the templates; nothing slow runs under it.
         self._lock = Lock()
-        # Of a template: its copies wait until it is made, and its removal for them.
+        # A lock for each template: its copies wait until it is made, and its removal for them.
         self._template_locks = Locks()
 
     def open(self, trace_id: str, repository: str, commit: str) -> None:
