@@ -24,8 +24,6 @@ import httpx
 from cluster.jobs.draft import Draft
 from cluster.jobs.driver_settings import DriverSettings
 from cluster.jobs.launcher import RayLauncher
-from cluster.jobs.manager import DriverState
-from cluster.stores.job_tables import JobRecord
 from cluster.stores.model_registry import ModelRecord
 from serve.deployment import app_of
 from serve.host.listener import reserved_port
@@ -66,7 +64,7 @@ class Ready:
 
 
 class OnlyChecks:
-    """A Launcher that checks requests; validations never end, so no job is launched."""
+    """A Launcher that checks requests."""
 
     def __init__(self, settings: DriverSettings) -> None:
         self._launcher = RayLauncher(settings, "")
@@ -74,11 +72,12 @@ class OnlyChecks:
     async def check(self, draft: Draft) -> list[Problem]:
         return await self._launcher.check(draft)
 
-    async def state(self, handle: str) -> DriverState:
-        return DriverState("alive")  # of a job that a test's own store began
 
-    async def validate(self, job: JobRecord) -> list[Problem]:
-        return await asyncio.Future[list[Problem]]()
+class Unmanaged(Services):
+    """Services without a manager of jobs: only clients and tests change a job's state."""
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,7 @@ async def serve(folder: Path, port: int, deadlines: Deadlines, **more: int) -> N
     tokens = [state.keys.create(name, ["write"])[1] for name in ("a", "b")]
     hosting: Any = Ready()
     launcher: Any = OnlyChecks(DriverSettings(str(folder), state.database.url))
-    services = Services(state, operator, launcher, hosting, deadlines)
+    services = Unmanaged(state, operator, launcher, hosting, deadlines)
     app = app_of(state, services, operator, listen=("127.0.0.1", port), deadlines=deadlines)
     async with app.router.lifespan_context(app):
         print(json.dumps({"port": port, "tokens": tokens}), flush=True)
