@@ -35,11 +35,11 @@ from trainer.algorithm.schedule import learning_rate
 from trainer.chat.model_files import ModelFiles
 from trainer.errors import EngineFailed, Halted, UserError
 from trainer.loop.checkpoint import TRAINING_STATE
-from trainer.model.batch import MicroBatch, WeightedSequence, pack
+from trainer.model.batch import MicroBatch, TokenMasks, WeightedSequence, pack
 from trainer.model.grammar import Grammars
 from trainer.model.lora import adapter_tensors, as_start
 from trainer.model.policy import DeviceBatch, Policy
-from trainer.model.probe import refuse_if_wrong
+from trainer.model.probe import refuse_if_wrong, shares_prefixes
 from trainer.model.products import use_faster_products
 from trainer.spec.job import AlgorithmSpec, Schedule
 from trainer.spec.lora import LoraSpec
@@ -109,6 +109,8 @@ class LearnerRank:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
         self._engine = self._start_engine(policy)
         refuse_if_wrong(self.policy, self._device)
+        # On GPUs the kernels for packed sequences take no tree.
+        self._shares = not config.on_gpu and shares_prefixes(self.policy, self._device)
         keeps_start = config.algorithm.kl_coef > 0 and config.lora is None
         self._start = self._load_policy(self._device).requires_grad_(False).eval() if keeps_start else None
         gather = self._deepspeed.zero.GatheredParameters if config.stage == 3 else lambda _: nullcontext()
@@ -139,7 +141,7 @@ class LearnerRank:
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate
         constrained = [[self._grammars.constrain(batch) for batch in update] for update in updates]
-        batches = [[DeviceBatch.of(batch, self._device, masks) for batch, masks in update] for update in constrained]
+        batches = [[self._on_device(batch, masks) for batch, masks in update] for update in constrained]
         denominators = self._add_up([sum(batch.total_weight for batch, _ in update) for update in constrained])
         proximal = self._proximal(batches)
         sums: Sums = {}
@@ -155,9 +157,13 @@ class LearnerRank:
             norms.append(float(self._engine.get_global_grad_norm()))
             applied += self._was_applied()
         self._step += 1
-        metrics = self._metrics(sums, [batch for update in updates for batch in update], len(updates))
+        computed = sum(len(batch.token_ids) for update in batches for batch in update)
+        metrics = self._metrics(sums, [batch for update in updates for batch in update], computed, len(updates))
         metrics |= {"grad_norm": sum(norms) / len(norms), "learning_rate": rate}
         return StepReport(metrics, applied > 0)
+
+    def _on_device(self, batch: MicroBatch, masks: TokenMasks | None = None) -> DeviceBatch:
+        return DeviceBatch.of(batch, self._device, masks, share=self._shares)
 
     def _loss(
         self, batch: DeviceBatch, proximal: Tensor | None, denominator: float, version: int
@@ -208,21 +214,24 @@ class LearnerRank:
             raise Halted(f"{self._skipped} updates in a row had a gradient that is not finite")
         return applied
 
-    def _metrics(self, sums: Sums, batches: Sequence[MicroBatch], num_updates: int) -> dict[str, float]:
+    def _metrics(
+        self, sums: Sums, batches: Sequence[MicroBatch], num_computed: int, num_updates: int
+    ) -> dict[str, float]:
         counts = [
             sum(batch.num_trained for batch in batches),
             sum(batch.num_tokens for batch in batches),
             sum(batch.num_useful for batch in batches),
+            num_computed,
         ]
         names = sorted(sums)
         totals = self._add_up([*counts, *(float(sums[name]) for name in names)])
-        trained, computed, useful = totals[: len(counts)]
+        trained, packed, useful, computed = totals[: len(counts)]
         total = dict(zip(names, totals[len(counts) :], strict=True))
         return objective.means(total, trained) | {
             "loss": total["loss"] / num_updates,
             "trained_tokens": trained,
             "computed_tokens": computed,
-            "padding_efficiency": useful / computed,
+            "padding_efficiency": useful / packed,
             "num_micro_batches": float(len(batches)),
         }
 
@@ -251,7 +260,7 @@ class LearnerRank:
 
     def supervised_loss(self, micro_batches: Sequence[MicroBatch]) -> float:
         """Weighted cross-entropy per unit of weight of all ranks' micro-batches, without training on them."""
-        batches = [DeviceBatch.of(batch, self._device) for batch in micro_batches]
+        batches = [self._on_device(batch) for batch in micro_batches]
         losses = [float(objective.supervised(batch, self._logprobs(batch), 1.0)[0]) for batch in batches]
         loss, weight = self._add_up([sum(losses), sum(batch.total_weight for batch in micro_batches)])
         return loss / weight

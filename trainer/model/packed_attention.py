@@ -23,6 +23,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 from trainer.errors import UserError
+from trainer.model.shared_prefix import NO_PARENT
 
 NAME = "packed"
 """As transformers' `attn_implementation`: the default backend. `packed_flex` and so on: one of `BACKENDS`."""
@@ -32,20 +33,29 @@ NAME = "packed"
 class Packing:
     """Where S sequences lie in N packed tokens: lengths (S numbers, sum N), cu_seqlens [S + 1] int32 on the device.
 
-    `masks` holds the masks of the backends that need one, by sliding window, and `chunks` the packings of chunked
-    attention, by size: each is made at the first use by a layer. `experts` [N, L, k] int64 are for `router_replay`.
+    With `parents`, S numbers, a sequence continues an earlier one, whose tokens it sees too (`PrefixTree`). The loop
+    computes that, but for chunked attention. `masks` holds the masks of the backends that need one, by sliding window,
+    and `chunks` the packings of chunked attention, by size: each is made at the first use by a layer. `experts`
+    [N, L, k] int64 are for `router_replay`.
     """
 
     lengths: tuple[int, ...]
     cu_seqlens: Tensor
     experts: Tensor | None = None
+    parents: tuple[int, ...] | None = None
     masks: dict[int | None, Any] = field(default_factory=dict, compare=False)
     chunks: dict[int, Packing] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device, experts: Tensor | None = None) -> Packing:
+    def of(
+        cls,
+        lengths: Sequence[int],
+        device: torch.device,
+        experts: Tensor | None = None,
+        parents: tuple[int, ...] | None = None,
+    ) -> Packing:
         starts = torch.tensor([0, *lengths]).cumsum(0)
-        return cls(tuple(lengths), starts.to(device, torch.int32), experts)
+        return cls(tuple(lengths), starts.to(device, torch.int32), experts, parents)
 
     def chunked(self, size: int) -> Packing:
         """Each chunk of `size` tokens of a sequence as a sequence of its own."""
@@ -98,6 +108,8 @@ def packed_attention(
         packing = packing.chunked(size)
     if softcap is not None or s_aux is not None:
         return _loop(query, key, value, packing, scaling, sliding_window, softcap, s_aux), None
+    if packing.parents is not None:
+        backend = "loop"
     attend = BACKENDS[backend or default_backend(query.device.type, query.dtype, query.shape[-1])]
     return attend(query, key, value, packing, scaling, sliding_window), None
 
@@ -136,6 +148,8 @@ def _loop(
     """One `scaled_dot_product_attention` per sequence; torch chooses its kernel."""
     # split, not slices: the backward pass of a split is one concatenation, that of S slices is S full-size tensors.
     queries, keys, values = (torch.split(tensor, list(packing.lengths), dim=2) for tensor in (q, k, v))
+    if packing.parents is not None:
+        keys, values = (_with_parents(tensors, packing.parents) for tensors in (keys, values))
     sequences = zip(queries, keys, values, strict=True)
     if softcap is not None:
         outputs = [_capped(q, k, v, scaling, window, softcap) for q, k, v in sequences]
@@ -144,6 +158,14 @@ def _loop(
     else:
         outputs = [_attend(q, k, v, scaling, window) for q, k, v in sequences]
     return torch.cat(outputs, dim=2).transpose(1, 2)
+
+
+def _with_parents(parts: Sequence[Tensor], parents: Sequence[int]) -> tuple[Tensor, ...]:
+    """Keys or values of each sequence [1, K, N, D] after those of the sequences that it continues."""
+    whole: list[Tensor] = []
+    for part, parent in zip(parts, parents, strict=True):
+        whole.append(part if parent == NO_PARENT else torch.cat([whole[parent], part], dim=2))
+    return tuple(whole)
 
 
 def _cudnn(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None, window: int | None) -> Tensor:
@@ -250,11 +272,15 @@ def _mask_of(packing: Packing, window: int | None) -> Callable[[Tensor | None, T
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None, sink: bool = False
 ) -> Tensor:
-    """Causal attention [1, H, N, D] -> [1, H, N, E]; with a `sink`, no window hides the first token."""
-    length = query.shape[2]
+    """Causal attention [1, H, N, D] -> [1, H, N, E]; the queries are those of the last N of M keys.
+
+    With a `sink`, no window hides the first key.
+    """
+    length, num_keys = query.shape[2], key.shape[2]
+    window = window or num_keys
     mask = None
-    if window is not None and window + sink < length:
-        mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - window)
+    if length < num_keys or window + sink < length:
+        mask = _seen(length, num_keys, window, query.device)
         if sink:
             mask[:, 0] = True
     return functional.scaled_dot_product_attention(
@@ -286,13 +312,20 @@ def _with_sinks(
 def _capped(
     query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None, softcap: float
 ) -> Tensor:
-    """Attention whose scores are bounded by tanh, with all N x N of them at once: torch has no kernel for it."""
-    groups, length = query.shape[1] // key.shape[1], query.shape[2]
+    """Attention whose scores are bounded by tanh, with all of them at once: torch has no kernel for it."""
+    groups, length, num_keys = query.shape[1] // key.shape[1], query.shape[2], key.shape[2]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - (window or length))
+    seen = _seen(length, num_keys, window or num_keys, query.device)
     scores = (torch.tanh(scores / softcap) * softcap).masked_fill(~seen, -torch.inf)
     return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ value
+
+
+def _seen(length: int, num_keys: int, window: int, device: torch.device) -> Tensor:
+    """Which keys the last `length` tokens see [N, M] bool: those before each and itself, `window` at most."""
+    before = num_keys - length
+    seen = torch.ones(length, num_keys, dtype=torch.bool, device=device)
+    return seen.tril_(before).triu_(before + 1 - window)
 
 
 AttentionInterface.register(NAME, packed_attention)

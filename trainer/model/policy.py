@@ -27,6 +27,7 @@ from trainer.model.logprobs import LogitChange, TokenLogProbs
 from trainer.model.packed_attention import Packing
 from trainer.model.per_sequence import separate_sequences
 from trainer.model.router_replay import replay_routers
+from trainer.model.shared_prefix import PrefixTree
 
 STATE_LAYERS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 """Transformers' names of the layers that carry a state from token to token, which run per sequence."""
@@ -42,6 +43,7 @@ LAYER_KINDS = {
 class DeviceBatch:
     """A `MicroBatch` as tensors on the learner's device, with the same shapes.
 
+    If tokens are shared (`PrefixTree`), N are those that are left, and the packing that of the tree's segments.
     `masks` are (allowed, which) of its `TokenMasks`, still on the CPU: they are needed only in its own passes.
     """
 
@@ -57,16 +59,26 @@ class DeviceBatch:
     masks: tuple[Tensor, Tensor] | None = None
 
     @classmethod
-    def of(cls, batch: MicroBatch, device: torch.device, masks: TokenMasks | None = None) -> DeviceBatch:
+    def of(
+        cls, batch: MicroBatch, device: torch.device, masks: TokenMasks | None = None, *, share: bool = False
+    ) -> DeviceBatch:
         def move(array: Any) -> Tensor:
             return torch.tensor(array, device=device)  # copies: arrays from Ray's object store are read-only
 
+        token_ids, positions, logits_indices = batch.token_ids, batch.positions, batch.logits_indices
         experts = None if batch.experts is None else move(batch.experts.astype(np.int64))
+        packing = Packing.of(batch.lengths, device, experts)
+        if share and experts is None:  # the engine may have sent the same token to other experts in another rollout
+            tree = PrefixTree.of(token_ids, batch.lengths)
+            if len(tree.kept) < len(token_ids):
+                token_ids, positions = token_ids[tree.kept], positions[tree.kept]
+                logits_indices = tree.places[logits_indices]
+                packing = Packing.of(tree.lengths, device, parents=tree.parents)
         return cls(
-            token_ids=move(batch.token_ids),
-            positions=move(batch.positions),
-            packing=Packing.of(batch.lengths, device, experts),
-            logits_indices=move(batch.logits_indices),
+            token_ids=move(token_ids),
+            positions=move(positions),
+            packing=packing,
+            logits_indices=move(logits_indices),
             targets=move(batch.targets),
             weights=move(batch.weights),
             advantages=move(batch.advantages),

@@ -5,6 +5,7 @@ Where this holds, an architecture can be trained: by a fact about the model, not
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -50,6 +51,19 @@ def refuse_if_wrong(policy: Policy, device: torch.device) -> None:
         raise UserError(f"{name} changes its logits, by {error:.2g}, in a way that the learner does not know; {REMEDY}")
 
 
+def shares_prefixes(policy: Policy, device: torch.device) -> bool:
+    """Whether what two sequences begin with in common can be computed once. Two passes; under ZeRO 3 on all ranks."""
+    first, second, other = _sequences(policy)
+    prefix = np.concatenate([other, other])[1:]  # MIN_SHARED and one more, which no chunk of attention divides
+    sequences = [np.concatenate([prefix, tail]) for tail in (first, second)]
+    training = policy.training
+    policy.eval()
+    with torch.no_grad():
+        alone, shared = (policy(_batch(sequences, device, share=share))[0] for share in (False, True))
+    policy.train(training)
+    return float((alone - shared).abs().max()) <= LOGIT_ERROR[alone.dtype]
+
+
 def _leak(policy: Policy, device: torch.device) -> float:
     """How much one sequence changes what is predicted in the next one, as a share of what its own first token does."""
     first, second, other = _sequences(policy)
@@ -77,10 +91,10 @@ def _logit_error(policy: Policy, device: torch.device) -> float:
     return float((own - policy(batch)[0]).abs().max())
 
 
-def _batch(sequences: tuple[NDArray[np.int32], ...], device: torch.device) -> DeviceBatch:
-    weights = (np.arange(LENGTH) > 0).astype(np.float32)
-    [[batch]] = pack([WeightedSequence(s, weights) for s in sequences], num_ranks=1, budget=LENGTH * len(sequences))
-    return DeviceBatch.of(batch, device)
+def _batch(sequences: Sequence[NDArray[np.int32]], device: torch.device, share: bool = False) -> DeviceBatch:
+    rows = [WeightedSequence(s, (np.arange(len(s)) > 0).astype(np.float32)) for s in sequences]
+    [[batch]] = pack(rows, num_ranks=1, budget=sum(map(len, sequences)))
+    return DeviceBatch.of(batch, device, share=share)
 
 
 def _sequences(policy: Policy) -> NDArray[np.int32]:
