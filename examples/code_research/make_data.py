@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from examples.code_research.library import TOOLS, Library
 from examples.code_research.questions import Part, parts_of
+from examples.common.rows import turn, write_rows
 
 DATA: Final = Path(__file__).parent / "data"
 NUM_STEP: Final = 8
@@ -118,37 +118,26 @@ def conversation(library: Library, path: str, parts: Sequence[Part]) -> dict[str
     query = f"{module_of(path).rpartition('.')[2]} {part.names[0]}"
     source = {"path": path, "start": part.line, "end": part.line + READ_LINES}
     for number, (tool, arguments) in enumerate((("search", {"query": query}), ("retrieve", source))):
-        call = {"name": tool, "arguments": json.dumps(arguments)}
-        asked = {"id": f"call_{number}", "type": "function", "function": call}
-        output = TOOLS[tool].call(library, arguments)
-        task["messages"] += [
-            {"role": "assistant", "content": None, "tool_calls": [asked]},
-            {"role": "tool", "tool_call_id": asked["id"], "content": output},
-        ]
+        task["messages"] += turn([(tool, arguments, TOOLS[tool].call(library, arguments))], first=number)
     answer = "\n".join(f"{fact.name}: {fact.value}" for fact in part.facts)
     return {"messages": [*task["messages"], {"role": "assistant", "content": answer}], "tools": task["tools"]}
 
 
 def write_data(folder: Path, library: Library) -> None:
     """Write the tasks for training, test and the step on two cores; the folder is created if necessary."""
-    folder.mkdir(parents=True, exist_ok=True)
     for split, num_rows in NUM_ROWS.items():
         some = list(islice(tasks(library, split), num_rows))
         some.sort(key=lambda task: _digest(f"{task[0]} {task[1][0].kind} {task[1][0].subject}"))
-        _write(folder / f"{split}.jsonl", [row(*task) for task in some])
+        write_rows(folder / f"{split}.jsonl", [row(*task) for task in some])
     short = islice(filter(_is_short, tasks(library, "train")), NUM_STEP)
-    _write(folder / "step.jsonl", [row(*task) for task in short])
+    write_rows(folder / "step.jsonl", [row(*task) for task in short])
 
 
 def write_warm_start(path: Path, library: Library) -> None:
     """Write conversations about files of the training's packages that its rows do not ask about."""
     others = islice(tasks(library, "train"), NUM_ROWS["train"] + PER_FILE, None)
     some = islice(filter(_is_short, others), NUM_WARM_START)
-    _write(path, [conversation(library, *task) for task in some])
-
-
-def _write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(path, [conversation(library, *task) for task in some])
 
 
 def _is_short(task: Task) -> bool:

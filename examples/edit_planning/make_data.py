@@ -9,7 +9,6 @@ line of text cannot hold. A renamed file counts by its old name.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import re
 import subprocess
@@ -19,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from examples.common.rows import turn, write_rows
 from examples.edit_planning.history import NAMES, README, Change, Split, changes, write_repository
 from examples.edit_planning.repositories import REPOSITORIES, STAT_OPTIONS, Unknown, git, text_files
 
@@ -66,15 +66,13 @@ def row(repository: str, commit: str, message: str, files: Sequence[str]) -> dic
 def conversation(change: Change, rng: random.Random) -> dict[str, Any]:
     """A row for the warm start: a search for each part, then the plan."""
     messages: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": change.message}]
-    calls, results = list[dict[str, Any]](), list[dict[str, Any]]()
-    for i, part in enumerate(change.parts):
+    calls = list[tuple[str, dict[str, str], str]]()
+    for part in change.parts:
         wanted = f"'{part.wanted}'" if " " in part.wanted else part.wanted
-        function = {"name": "shell", "arguments": json.dumps({"command": f"grep -rl {wanted}"})}
-        calls.append({"id": f"call_{i}", "type": "function", "function": function})
-        results.append({"role": "tool", "tool_call_id": f"call_{i}", "content": "\n".join(change.found(part))})
+        calls.append(("shell", {"command": f"grep -rl {wanted}"}, "\n".join(change.found(part))))
     parallel = rng.random() < PARALLEL_SHARE
-    for turn in [slice(None)] if parallel else [slice(i, i + 1) for i in range(len(calls))]:
-        messages += [{"role": "assistant", "content": None, "tool_calls": calls[turn]}, *results[turn]]
+    for i, made in enumerate([calls] if parallel else [[call] for call in calls]):
+        messages += turn(made, first=i)
     plan = list(dict.fromkeys(path for part in change.parts for path in change.found(part)))
     if rng.random() < SLOPPY_SHARE and README not in plan:
         plan.append(README)
@@ -84,7 +82,6 @@ def conversation(change: Change, rng: random.Random) -> dict[str, Any]:
 
 def write_data(folder: Path) -> None:
     """Write all files; the folder is created if necessary."""
-    folder.mkdir(parents=True, exist_ok=True)
     train, shown = made_rows("train")
     validation, _ = made_rows("validation")
     test, _ = made_rows("test")
@@ -138,10 +135,6 @@ def _task(name: str, commit: str) -> dict[str, Any] | None:
     if not parents or not message or "\ufffd" in message or not fits or not 1 <= len(files) <= MAX_FILES:
         return None
     return row(name, commit_id, message[:MAX_MESSAGE_CHARS], files)
-
-
-def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def root_of(repository: Path) -> Path:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
+from examples.common.rows import turn, write_rows
 from examples.filings.cheats import CHEATS, cheat
 from examples.filings.world import TOOLS, TOPICS, Archive, Filing, Split, Topic, schema, summary
 
@@ -49,13 +49,10 @@ def conversation(archive: Archive, filing: Filing, task: dict[str, Any], rng: ra
 
 def _called(archive: Archive, calls: Sequence[tuple[str, str]], prefix: str) -> list[dict[str, Any]]:
     """A turn of the model that makes these calls at once, and their results."""
-    forms, results = list[dict[str, Any]](), list[dict[str, Any]]()
-    for i, (name, argument) in enumerate(calls):
-        function = {"name": name, "arguments": json.dumps({TOOLS[name][0]: argument})}
-        forms.append({"id": f"{prefix}{i}", "type": "function", "function": function})
-        output = archive.search(argument) if name == "search" else archive.read(argument)
-        results.append({"role": "tool", "tool_call_id": f"{prefix}{i}", "content": output})
-    return [{"role": "assistant", "content": None, "tool_calls": forms}, *results]
+    answered = {"search": archive.search, "read": archive.read}
+    return turn(
+        ((name, {TOOLS[name][0]: argument}, answered[name](argument)) for name, argument in calls), prefix=prefix
+    )
 
 
 def tasks(archive: Archive, split: Split, rng: random.Random) -> Iterator[tuple[Filing, dict[str, Any]]]:
@@ -73,7 +70,6 @@ def tasks(archive: Archive, split: Split, rng: random.Random) -> Iterator[tuple[
 
 def write_data(folder: Path) -> None:
     """Write all files; the folder is created if necessary."""
-    folder.mkdir(parents=True, exist_ok=True)
     archive, rng = Archive(), random.Random(1)
     train, test = tasks(archive, "train", rng), tasks(archive, "test", random.Random(3))
     warm_start = [conversation(archive, *next(train), rng) for _ in range(NUM_WARM_START)]
@@ -88,7 +84,7 @@ def write_data(folder: Path) -> None:
         "cheats.jsonl": [{"sample": answer, "item": item | {"name": name}} for name, answer in answers.items()],
     }
     for name, rows in files.items():
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        write_rows(folder / name, rows)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 
+from examples.common.rows import write_rows
 from examples.finqa.grades import SCALES, Figure, figures, rounded
 from examples.finqa.library import TOOLS, Document, tool_schema
 
@@ -228,11 +229,6 @@ def rows(entries: Iterable[Entry], split: Split) -> list[dict[str, Any]]:
     return [row(entry) for entry in sorted(entries, key=lambda e: _digest(e.id)) if split_of(entry.company) == split]
 
 
-def write(folder: Path, name: str, lines: Iterable[dict[str, Any]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-
-
 def convert(paths: Sequence[Path], folder: Path, num_rows: int | None = None, skip_bad: bool = False) -> list[str]:
     """Write the folder's three files, with at most `num_rows` for training; returns what was done, a line each.
 
@@ -246,9 +242,9 @@ def convert(paths: Sequence[Path], folder: Path, num_rows: int | None = None, sk
         raise BadRelease("two files have an entry with the same id; give each file once")
     pages = documents(entries)
     train, test = rows(entries, "train")[:num_rows], rows(entries, "test")
-    write(folder, "documents", (page.model_dump() for page in pages))
-    write(folder, "train", train)
-    write(folder, "test", test)
+    write_rows(folder / "documents.jsonl", (page.model_dump() for page in pages))
+    write_rows(folder / "train.jsonl", train)
+    write_rows(folder / "test.jsonl", test)
     done = f"{len(pages)} documents, {len(train)} rows for training, {len(test)} for the test, of other companies"
     return [*(f"left out: {problem}" for _, problems in read for problem in problems), f"{folder}: {done}"]
 

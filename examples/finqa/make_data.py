@@ -6,13 +6,13 @@ The made reports go through the converter, like the release. `data/release.json`
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from examples.finqa.convert import Entry, documents, row, split_of, write
+from examples.common.rows import turn, write_rows
+from examples.finqa.convert import Entry, documents, row, split_of
 from examples.finqa.library import TOOLS, Library
 from examples.finqa.world import Fact, entries, make_facts
 
@@ -37,20 +37,14 @@ def conversation(library: Library, fact: Fact, task: dict[str, Any], rng: random
         calls.append(("cat", {"path": fact.path}))
     messages = list(task["messages"])
     for number, call in enumerate(calls):
-        messages += _called(library, *call, f"call_{number}")
+        messages += _called(library, *call, number)
     answer = str(fact.number) if rng.random() < BARE_SHARE else fact.answer
     return {"messages": [*messages, {"role": "assistant", "content": answer}], "tools": task["tools"]}
 
 
-def _called(library: Library, name: str, arguments: dict[str, str], call_id: str) -> list[dict[str, Any]]:
+def _called(library: Library, name: str, arguments: dict[str, str], number: int) -> list[dict[str, Any]]:
     """A turn with one call, and its result."""
-    function = {"name": name, "arguments": json.dumps(arguments)}
-    calls = [{"id": call_id, "type": "function", "function": function}]
-    output = TOOLS[name].model_validate(arguments).run(library)
-    return [
-        {"role": "assistant", "content": None, "tool_calls": calls},
-        {"role": "tool", "tool_call_id": call_id, "content": output},
-    ]
+    return turn([(name, arguments, TOOLS[name].model_validate(arguments).run(library))], first=number)
 
 
 def write_data(folder: Path) -> None:
@@ -63,10 +57,10 @@ def write_data(folder: Path) -> None:
     train = [task for task in tasks if split_of(task[0].company) == "train"]
     test = [task for task in tasks if split_of(task[0].company) == "test"]
     warm = [conversation(library, *task, rng) for task in train[:NUM_WARM_START]]
-    write(folder, "documents", (page.model_dump() for page in sorted(pages, key=lambda page: page.path)))
-    write(folder, "warm_start", warm)
-    write(folder, "train", [task for _, task in train[NUM_WARM_START : NUM_WARM_START + NUM_TRAIN]])
-    write(folder, "test", [task for _, task in test[:NUM_TEST]])
+    write_rows(folder / "documents.jsonl", (page.model_dump() for page in sorted(pages, key=lambda page: page.path)))
+    write_rows(folder / "warm_start.jsonl", warm)
+    write_rows(folder / "train.jsonl", [task for _, task in train[NUM_WARM_START : NUM_WARM_START + NUM_TRAIN]])
+    write_rows(folder / "test.jsonl", [task for _, task in test[:NUM_TEST]])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

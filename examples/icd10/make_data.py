@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from examples.common.rows import turn, write_rows
 from examples.icd10.codes import EXTRACT, SEARCH, CodeList
 from examples.icd10.visits import Split, Visit, draw_visit, findings, split_of
 
@@ -60,19 +60,9 @@ def conversation(codes: CodeList, visit: Visit, rng: random.Random) -> dict[str,
     answer = [coded[query] for query in queries if coded[query]]
     turns = [[query] for query in queries] if rng.random() < ONE_BY_ONE_SHARE else [queries]
     messages = list(row(visit)["messages"])
-    for number, turn in enumerate(turns):
-        messages += _searched(codes, turn, f"{'abcdef'[number]}")
+    for searched, prefix in zip(turns, "abcdef", strict=False):
+        messages += turn((("search", {"query": query}, codes.search(query)) for query in searched), prefix=prefix)
     return {"messages": [*messages, {"role": "assistant", "content": ", ".join(answer)}], "tools": [SEARCH]}
-
-
-def _searched(codes: CodeList, queries: Sequence[str], prefix: str) -> list[dict[str, Any]]:
-    """A turn of the model that searches for all of these at once, and the results."""
-    calls, results = list[dict[str, Any]](), list[dict[str, Any]]()
-    for number, query in enumerate(queries):
-        function = {"name": "search", "arguments": json.dumps({"query": query})}
-        calls.append({"id": f"{prefix}{number}", "type": "function", "function": function})
-        results.append({"role": "tool", "tool_call_id": f"{prefix}{number}", "content": codes.search(query)})
-    return [{"role": "assistant", "content": None, "tool_calls": calls}, *results]
 
 
 def visits(codes: CodeList, split: Split, rng: random.Random) -> Iterator[Visit]:
@@ -88,7 +78,6 @@ def visits(codes: CodeList, split: Split, rng: random.Random) -> Iterator[Visit]
 
 def write_data(folder: Path) -> None:
     """Write all files; the folder is created if necessary."""
-    folder.mkdir(parents=True, exist_ok=True)
     codes, rng = CodeList.read(EXTRACT), random.Random(1)
     train, test = visits(codes, "train", rng), visits(codes, "test", random.Random(3))
     files = {
@@ -97,7 +86,7 @@ def write_data(folder: Path) -> None:
         "test.jsonl": [row(next(test)) for _ in range(NUM_TEST)],
     }
     for name, rows in files.items():
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        write_rows(folder / name, rows)
 
 
 def main() -> None:

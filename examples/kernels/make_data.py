@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from examples.common.rows import turn, write_rows
 from examples.kernels.cheats import CHEATS, OF
 from examples.kernels.grading import tried
 from examples.kernels.operations import FAMILIES, Operation, Split, operations
@@ -55,10 +55,7 @@ def conversation(operation: Operation, rng: random.Random) -> dict[str, Any]:
     messages = list(task["messages"])
     for number, kind in enumerate(tries):
         code = getattr(operation, kind)
-        function = {"name": "run", "arguments": json.dumps({"code": code})}
-        call = {"id": f"call_{number}", "type": "function", "function": function}
-        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        messages.append({"role": "tool", "tool_call_id": call["id"], "content": tried(code, task, str(number))})
+        messages += turn([("run", {"code": code}, tried(code, task, str(number)))], first=number)
     messages.append({"role": "assistant", "content": getattr(operation, tries[-1])})
     return {"messages": messages, "tools": task["tools"]}
 
@@ -79,7 +76,6 @@ def drawn(split: Split, seed: int) -> Iterator[Operation]:
 
 def write_data(folder: Path) -> None:
     """Write all files; the folder is created if necessary."""
-    folder.mkdir(parents=True, exist_ok=True)
     train, test, rng = drawn("train", 1), drawn("test", 2), random.Random(3)
     cheats = [{"sample": text, "item": row(OF, OF.reference) | {"name": name}} for name, text in CHEATS.items()]
     files: dict[str, Sequence[dict[str, Any]]] = {
@@ -91,7 +87,7 @@ def write_data(folder: Path) -> None:
         "gpu_test.jsonl": [row(one, one.torch, GPU_SYSTEM) for one in islice(drawn("test", 5), NUM_TEST)],
     }
     for name, rows in files.items():
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        write_rows(folder / name, rows)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from examples.common.rows import turn, write_rows
 from examples.orders.questions import SAID, Call, Question, draw_question
 from examples.orders.shop import TOOLS, Shop, Split
 
@@ -45,17 +45,11 @@ def conversation(shop: Shop, question: Question, rng: random.Random) -> dict[str
 
 def _turn(shop: Shop, calls: Sequence[Call]) -> list[dict[str, Any]]:
     """Calls that go out together, and their results."""
-    named = [(f"call_{i}", call) for i, call in enumerate(calls)]
-    results = [
-        {"role": "tool", "tool_call_id": call_id, "content": TOOLS[call.tool].run(shop, call.argument)}
-        for call_id, call in named
-    ]
-    return [{"role": "assistant", "content": None, "tool_calls": [_call_form(*call) for call in named]}, *results]
-
-
-def _call_form(call_id: str, call: Call) -> dict[str, Any]:
-    arguments = json.dumps({TOOLS[call.tool].parameter: call.argument})
-    return {"id": call_id, "type": "function", "function": {"name": call.tool, "arguments": arguments}}
+    tools = [TOOLS[call.tool] for call in calls]
+    return turn(
+        (call.tool, {tool.parameter: call.argument}, tool.run(shop, call.argument))
+        for tool, call in zip(tools, calls, strict=True)
+    )
 
 
 def _distinct(shop: Shop, rng: random.Random, split: Split) -> Iterator[Question]:
@@ -69,7 +63,6 @@ def _distinct(shop: Shop, rng: random.Random, split: Split) -> Iterator[Question
 
 def write_data(folder: Path) -> None:
     """Write all files; the folder is created if necessary."""
-    folder.mkdir(parents=True, exist_ok=True)
     shop, rng = Shop(), random.Random(1)
     train, test = _distinct(shop, rng, "train"), _distinct(shop, random.Random(3), "test")
     files = {
@@ -78,7 +71,7 @@ def write_data(folder: Path) -> None:
         "test.jsonl": [row(next(test)) for _ in range(NUM_TEST)],
     }
     for name, rows in files.items():
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        write_rows(folder / name, rows)
 
 
 if __name__ == "__main__":

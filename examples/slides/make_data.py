@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from examples.common.rows import turn, write_rows
 from examples.slides.measures import Deck, Slide
 from examples.slides.render import name_of
 from examples.slides.rubric import describe
@@ -86,11 +86,8 @@ def conversation(report: Report, task: dict[str, Any], rng: random.Random) -> di
     decks = [good.replace("h1>", "p>"), good] if rng.random() < 0.5 else [good]
     messages = list(task["messages"])
     for number, html in enumerate(decks):
-        call = {"name": "render", "arguments": json.dumps({"html": html})}
-        asked = {"id": f"call_{number}", "type": "function", "function": call}
-        messages.append({"role": "assistant", "content": None, "tool_calls": [asked]})
         output = describe(name_of(html), _as_drawn(report, task["points"], titled=html is good))
-        messages.append({"role": "tool", "tool_call_id": asked["id"], "content": output})
+        messages += turn([("render", {"html": html}, output)], first=number)
     messages.append({"role": "assistant", "content": name_of(good)})
     return {"messages": messages, "tools": task["tools"]}
 
@@ -104,7 +101,6 @@ def _as_drawn(report: Report, points: Sequence[str], *, titled: bool) -> Deck:
 
 def write_data(folder: Path) -> None:
     """Write all files; the folder is created if necessary."""
-    folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(1)
     small = tasks("train", rng, whole=False)
     warm_start = [conversation(*next(small), rng) for _ in range(NUM_WARM_START)]
@@ -116,7 +112,7 @@ def write_data(folder: Path) -> None:
         "test": [next(test)[1] for _ in range(NUM_TEST_ROWS)],
     }
     for name, rows in files.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        write_rows(folder / f"{name}.jsonl", rows)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from examples.common.rows import turn, write_rows
 from examples.swe import runs
 from examples.swe.bugs import Bug, bugs
 from examples.swe.projects import TEST_PROJECTS, Project, names, project
@@ -71,26 +71,20 @@ def conversation(found: Found) -> dict[str, Any]:
         ("lint", {}),
     ]
     for number, (tool, arguments) in enumerate(calls):
-        call = {"name": tool, "arguments": json.dumps(arguments)}
-        asked = {"id": f"call_{number}", "type": "function", "function": call}
-        task["messages"] += [
-            {"role": "assistant", "content": None, "tool_calls": [asked]},
-            {"role": "tool", "tool_call_id": asked["id"], "content": TOOLS[tool].call(workspace, arguments)},
-        ]
+        task["messages"] += turn([(tool, arguments, TOOLS[tool].call(workspace, arguments))], first=number)
     answer = {"role": "assistant", "content": f"Line {bug.line} of {bug.path} was wrong."}
     return {"messages": [*task["messages"], answer], "tools": task["tools"]}
 
 
 def write_data(folder: Path) -> None:
     """Write the rows for training, test and the step on two cores; the folder is created if necessary."""
-    folder.mkdir(parents=True, exist_ok=True)
     found = {name: list(islice(bugs_of(project(name)), PER_PROJECT)) for name in names()}
     train = [
         row(one) for turn in zip(*(found[n] for n in names() if n not in TEST_PROJECTS), strict=False) for one in turn
     ]
     test = [row(one) for turn in zip(*(found[n] for n in TEST_PROJECTS), strict=False) for one in turn]
     for name, rows in (("train", train), ("test", test), ("step", train[:NUM_STEP])):
-        _write(folder / f"{name}.jsonl", rows)
+        write_rows(folder / f"{name}.jsonl", rows)
 
 
 def write_warm_start(path: Path) -> None:
@@ -98,11 +92,7 @@ def write_warm_start(path: Path) -> None:
     others = [
         list(islice(bugs_of(project(n)), PER_PROJECT, PER_PROJECT + 4)) for n in names() if n not in TEST_PROJECTS
     ]
-    _write(path, [conversation(one) for some in others for one in some][:NUM_WARM_START])
-
-
-def _write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(path, [conversation(one) for some in others for one in some][:NUM_WARM_START])
 
 
 def main() -> None:
