@@ -58,7 +58,8 @@ class LearnerConfig:
     """The configuration of a rank.
 
     `model` is a local folder; with `lora`, that of an adapter too, whose training goes on. `steps` is the number of
-    `step` calls in the whole job, for the learning rate schedule. `algorithm` includes the sampling temperature.
+    `step` calls in the whole job, for the learning rate schedule; `warm_up_steps` of them are its warm-up, None: 3 %.
+    `algorithm` includes the sampling temperature.
     `collective_timeout_s` bounds how long a rank waits for another. `files` are written beside those of the start
     model; None: only those. `end_token_ids` end a turn in the engine, and so in the masks of constrained decoding;
     none: the tokenizer's own end token. `offload` says what is kept in the node's memory instead of the GPU's. A new
@@ -69,6 +70,7 @@ class LearnerConfig:
     steps: int
     learning_rate: float
     lr_schedule: Schedule = "constant"
+    warm_up_steps: int | None = None
     algorithm: AlgorithmSpec = field(default_factory=AlgorithmSpec)
     method: Literal["reinforcement", "supervised"] = "reinforcement"
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -136,7 +138,11 @@ class LearnerRank:
             Halted: three updates in a row had a gradient that is not finite.
         """
         rate = learning_rate(
-            self._step, total=self._config.steps, base=self._config.learning_rate, schedule=self._config.lr_schedule
+            self._step,
+            total=self._config.steps,
+            base=self._config.learning_rate,
+            schedule=self._config.lr_schedule,
+            warm_up=self._config.warm_up_steps,
         )
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate

@@ -99,6 +99,7 @@ def learner_config(prepared: Prepared, metrics: MetricsAddress | None) -> Learne
         steps=plan.steps,
         learning_rate=plan.learning_rate,
         lr_schedule=optimizer.lr_schedule,
+        warm_up_steps=None if optimizer.warm_up_steps == "auto" else optimizer.warm_up_steps,
         algorithm=AlgorithmSpec(updates_per_batch=plan.updates_per_batch)
         if supervised
         else job.reinforcement.algorithm,

@@ -387,9 +387,12 @@ _LEARNER: dict[str, Metric] = {
     ),
     "trained_tokens": _count("trained tokens", "tokens", "tokens in the loss", series="trained"),
     "computed_tokens": _count(
-        "computed tokens", "tokens", "tokens that went through the model, padding included", series="computed"
+        "computed tokens",
+        "tokens",
+        "tokens that went through the model, padding included; those that rollouts begin with in common once, on cores",
+        series="computed",
     ),
-    "padding_efficiency": Metric("padding efficiency", "share", "share of computed tokens that are not padding"),
+    "padding_efficiency": Metric("padding efficiency", "share", "share of packed tokens that are not padding"),
     "num_micro_batches": Metric("micro-batches per rank", "", "micro-batches of the step on each rank"),
     "update_applied": Metric(
         "update applied", "", "1 if the update was applied, 0 if it was skipped because the gradient was not finite"

@@ -53,8 +53,12 @@ class OptimizerSpec(Strict):
     (supervised: 1e-5) and larger for smaller models, ten times that with `lora`. Too high and training collapses, too
     low and nothing is learned."""
     lr_schedule: Schedule = "constant"
-    """How the learning rate changes after the warm-up, the first 3 % of the steps: constant, linear (falls to 0 at the
-    last step) or cosine (falls to 0, slowly at first)."""
+    """How the learning rate changes after the warm-up: constant, linear (falls to 0 at the last step) or cosine (falls
+    to 0, slowly at first)."""
+    warm_up_steps: Annotated[int, Field(ge=0, le=MOST)] | Auto = "auto"
+    """Steps in which the learning rate rises evenly to its full value; auto: the first 3 % of the steps. AdamW's first
+    updates move every weight by the whole rate, also those without a clear gradient. If the grade falls in the first
+    steps of a job with a learning rate above auto, set 5 to 10."""
     lora: LoraSpec | None = None
     """Train an adapter of megabytes beside the model's weights, which stay; `{}` has good defaults; null: all weights
     are trained. It needs a fraction of the memory, and learns as much from reinforcement."""

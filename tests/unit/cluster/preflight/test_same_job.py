@@ -80,7 +80,7 @@ COVERED = """
     Hyperparameters: compute_multiplier reasoning_effort
     RolloutLimits: max_tool_calls max_completion_tokens max_tool_output_tokens
     RewardSpec: tool_call_budget tool_call_penalty turn_penalty token_penalty time_penalty_per_s
-    OptimizerSpec: learning_rate lr_schedule lora
+    OptimizerSpec: learning_rate lr_schedule warm_up_steps lora
     LoraSpec: rank alpha targets
     AlgorithmSpec: advantage clip_low clip_high importance_cap max_divergence kl_coef max_staleness
     AlgorithmSpec: updates_per_batch temperature eval_temperature
