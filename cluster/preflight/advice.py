@@ -33,6 +33,10 @@ MAX_NAMES = 50
 def advice(job: JobSpec, plan: Plan, renderer: Renderer, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:
     """Sentences with the field first, each on something that is allowed but rarely intended."""
     yield from _row_advice(plan, files)
+    warm_up = job.optimizer.warm_up_steps
+    if warm_up != "auto" and warm_up >= plan.steps:
+        rising = f"at the last of the job's {plan.steps} steps the learning rate still rises"
+        yield f"algorithm.warm_up_steps: {warm_up}: {rising}; set fewer, or auto"
     if job.method.type == "supervised":
         return
     yield from _tool_advice(job.reinforcement, renderer, files)

@@ -60,8 +60,9 @@ def conversation(codes: CodeList, visit: Visit, rng: random.Random) -> dict[str,
     answer = [coded[query] for query in queries if coded[query]]
     turns = [[query] for query in queries] if rng.random() < ONE_BY_ONE_SHARE else [queries]
     messages = list(row(visit)["messages"])
-    for searched, prefix in zip(turns, "abcdef", strict=False):
-        messages += turn((("search", {"query": query}, codes.search(query)) for query in searched), prefix=prefix)
+    for number, searched in enumerate(turns):
+        calls = (("search", {"query": query}, codes.search(query)) for query in searched)
+        messages += turn(calls, prefix="abcdef"[number])
     return {"messages": [*messages, {"role": "assistant", "content": ", ".join(answer)}], "tools": [SEARCH]}
 
 

@@ -13,7 +13,7 @@ from examples.orders.shop import TOOLS, Shop, Split
 
 DATA: Final = Path(__file__).parent / "data"
 NUM_WARM_START: Final = 56
-NUM_TRAIN: Final = 240
+NUM_TRAIN: Final = 192
 NUM_TEST: Final = 120
 SYSTEM: Final = {"role": "system", "content": "You are the support agent of a shop."}
 NEEDLESS_SHARE: Final = 0.75

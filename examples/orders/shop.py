@@ -90,7 +90,7 @@ TOOLS: Final = {
     tool.name: tool
     for tool in (
         Tool("order", "number", "the day an order ships, and its item", Shop.order),
-        Tool("product", "name", "what a product costs", Shop.product),
+        Tool("product", "item", "what a product costs", Shop.product),
         Tool("policy", "country", "return policy of a country, in days", Shop.policy),
     )
 }

@@ -80,9 +80,9 @@ def write_data(folder: Path) -> None:
     """Write the rows for training, test and the step on two cores; the folder is created if necessary."""
     found = {name: list(islice(bugs_of(project(name)), PER_PROJECT)) for name in names()}
     train = [
-        row(one) for turn in zip(*(found[n] for n in names() if n not in TEST_PROJECTS), strict=False) for one in turn
+        row(one) for some in zip(*(found[n] for n in names() if n not in TEST_PROJECTS), strict=False) for one in some
     ]
-    test = [row(one) for turn in zip(*(found[n] for n in TEST_PROJECTS), strict=False) for one in turn]
+    test = [row(one) for some in zip(*(found[n] for n in TEST_PROJECTS), strict=False) for one in some]
     for name, rows in (("train", train), ("test", test), ("step", train[:NUM_STEP])):
         write_rows(folder / f"{name}.jsonl", rows)
 

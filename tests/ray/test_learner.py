@@ -77,18 +77,19 @@ async def groups() -> AsyncIterator[tuple[LearnerGroup, LearnerGroup]]:
 
 
 def rollouts(seed: int, version: int = 0) -> list[TrainSequence]:
-    """Five rollouts; three of them fill a micro-batch of 200 tokens each.
+    """Five rollouts with one prompt; three of them fill a micro-batch of 200 tokens each.
 
     These make one mini-batch, so one of two ranks gets a filler.
     """
     random = np.random.default_rng(seed)
+    prompt = random.integers(3, 298, 25)
     sequences = []
     for length in [180, 60, 170, 50, 150]:
         mask = random.random(length) < 0.4
-        mask[0], mask[-1] = False, True
+        mask[: len(prompt)], mask[-1] = False, True
         sequences.append(
             TrainSequence(
-                token_ids=random.integers(3, 298, length).astype(np.int32),
+                token_ids=np.concatenate([prompt, random.integers(3, 298, length - len(prompt))]).astype(np.int32),
                 loss_mask=mask,
                 logprobs=np.where(mask, random.normal(-6, 1, length), 0).astype(np.float32),
                 versions=np.where(mask, version, -1).astype(np.int32),
@@ -142,6 +143,8 @@ async def test_an_update_does_not_depend_on_ranks_and_zero_stage(
     expected, expected_logprobs = await two_steps(alone, config)
     assert [report.applied for report in expected] == [True, True]
     assert all(metric_of(name) for report in expected for name in report.metrics)
+    # One rank computes the prompt of two rollouts once; two ranks have one of them each.
+    assert [report.metrics["computed_tokens"] for report in expected] == [605 - 25] * 2
     for stage in range(4):
         reports, logprobs = await two_steps(pair, replace(config, zero_stage=stage))
         np.testing.assert_allclose(logprobs, expected_logprobs, atol=ROUNDING)

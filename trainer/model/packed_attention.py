@@ -34,16 +34,16 @@ class Packing:
     """Where S sequences lie in N packed tokens: lengths (S numbers, sum N), cu_seqlens [S + 1] int32 on the device.
 
     With `parents`, S numbers, a sequence continues an earlier one, whose tokens it sees too (`PrefixTree`). The loop
-    computes that, but for chunked attention. `masks` holds the masks of the backends that need one, by sliding window,
-    and `chunks` the packings of chunked attention, by size: each is made at the first use by a layer. `experts`
-    [N, L, k] int64 are for `router_replay`.
+    computes that, but for chunked attention. `masks` holds the masks that backends need, such as those by sliding
+    window, and `chunks` the packings of chunked attention, by size: each is made at the first use by a layer, and used
+    by all. `experts` [N, L, k] int64 are for `router_replay`.
     """
 
     lengths: tuple[int, ...]
     cu_seqlens: Tensor
     experts: Tensor | None = None
     parents: tuple[int, ...] | None = None
-    masks: dict[int | None, Any] = field(default_factory=dict, compare=False)
+    masks: dict[Any, Any] = field(default_factory=dict, compare=False)
     chunks: dict[int, Packing] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -154,9 +154,9 @@ def _loop(
     if softcap is not None:
         outputs = [_capped(q, k, v, scaling, window, softcap) for q, k, v in sequences]
     elif sinks is not None:
-        outputs = [_with_sinks(q, k, v, scaling, window, sinks) for q, k, v in sequences]
+        outputs = [_with_sinks(q, k, v, scaling, window, packing.masks, sinks) for q, k, v in sequences]
     else:
-        outputs = [_attend(q, k, v, scaling, window) for q, k, v in sequences]
+        outputs = [_attend(q, k, v, scaling, window, packing.masks) for q, k, v in sequences]
     return torch.cat(outputs, dim=2).transpose(1, 2)
 
 
@@ -270,19 +270,29 @@ def _mask_of(packing: Packing, window: int | None) -> Callable[[Tensor | None, T
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None, sink: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+    window: int | None,
+    masks: dict[Any, Any],
+    sink: bool = False,
 ) -> Tensor:
     """Causal attention [1, H, N, D] -> [1, H, N, E]; the queries are those of the last N of M keys.
 
-    With a `sink`, no window hides the first key.
+    With a `sink`, no window hides the first key. Masks are kept in `masks`: the backward pass needs them, and those of
+    all layers are the same.
     """
     length, num_keys = query.shape[2], key.shape[2]
     window = window or num_keys
     mask = None
     if length < num_keys or window + sink < length:
-        mask = _seen(length, num_keys, window, query.device)
-        if sink:
-            mask[:, 0] = True
+        shape = (length, num_keys, window, sink, query.dtype)
+        if (mask := masks.get(shape)) is None:
+            seen = _seen(length, num_keys, window, query.device)
+            if sink:
+                seen[:, 0] = True
+            mask = masks[shape] = query.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
     return functional.scaled_dot_product_attention(
         query,
         key,
@@ -295,7 +305,13 @@ def _attend(
 
 
 def _with_sinks(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None, sinks: Tensor
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+    window: int | None,
+    masks: dict[Any, Any],
+    sinks: Tensor,
 ) -> Tensor:
     """Attention to one more token that comes before all others: its score is the head's sink, its value 0.
 
@@ -306,7 +322,7 @@ def _with_sinks(
     query = functional.pad(torch.cat([query, scores], dim=-1), (0, 0, 1, 0))
     key, value = functional.pad(key, (0, 1, 1, 0)), functional.pad(value, (0, 0, 1, 0))
     key[:, :, 0, -1] = 1
-    return _attend(query, key, value, scaling, window, sink=True)[:, :, 1:]
+    return _attend(query, key, value, scaling, window, masks, sink=True)[:, :, 1:]
 
 
 def _capped(

@@ -68,12 +68,12 @@ class DeviceBatch:
         token_ids, positions, logits_indices = batch.token_ids, batch.positions, batch.logits_indices
         experts = None if batch.experts is None else move(batch.experts.astype(np.int64))
         packing = Packing.of(batch.lengths, device, experts)
-        if share and experts is None:  # the engine may have sent the same token to other experts in another rollout
-            tree = PrefixTree.of(token_ids, batch.lengths)
-            if len(tree.kept) < len(token_ids):
-                token_ids, positions = token_ids[tree.kept], positions[tree.kept]
-                logits_indices = tree.places[logits_indices]
-                packing = Packing.of(tree.lengths, device, parents=tree.parents)
+        # With experts nothing is shared: the engine may have sent the same token to others in another rollout.
+        tree = PrefixTree.if_it_pays(token_ids, batch.lengths) if share and experts is None else None
+        if tree is not None:
+            token_ids, positions = token_ids[tree.kept], positions[tree.kept]
+            logits_indices = tree.places[logits_indices]
+            packing = Packing.of(tree.lengths, device, parents=tree.parents)
         return cls(
             token_ids=move(token_ids),
             positions=move(positions),

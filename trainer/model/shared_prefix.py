@@ -17,6 +17,10 @@ from numpy.typing import NDArray
 
 MIN_SHARED: Final = 16
 """Fewer shared tokens are not worth an attention call of their own."""
+MIN_SAVING: Final = 0.1
+"""Share of the tokens. Attention to a shared part takes a mask, and computes what that hides too."""
+MAX_LENGTH: Final = 2048
+"""Tokens of the longest sequence, whose mask takes 16 MiB in float32."""
 NO_PARENT: Final = -1
 
 
@@ -44,6 +48,14 @@ class PrefixTree:
     parents: tuple[int, ...]
 
     @classmethod
+    def if_it_pays(cls, token_ids: NDArray[np.int64], lengths: Sequence[int]) -> PrefixTree | None:
+        """The tree, if the sequences have enough in common, and none is too long."""
+        if max(lengths) > MAX_LENGTH:
+            return None
+        tree = cls.of(token_ids, lengths)
+        return tree if len(tree.kept) <= (1 - MIN_SAVING) * len(token_ids) else None
+
+    @classmethod
     def of(cls, token_ids: NDArray[np.int64], lengths: Sequence[int], min_shared: int = MIN_SHARED) -> PrefixTree:
         """token_ids [N] of sequences with these lengths. Fewer than `min_shared` tokens are not shared."""
         starts = np.cumsum([0, *lengths[:-1]])
@@ -52,9 +64,8 @@ class PrefixTree:
         kept: list[NDArray[np.int64]] = []
         parents: list[int] = []
         num_kept = 0
-        open_groups = [
-            (list(range(len(rows))), 0, NO_PARENT)
-        ]  # rows that are equal before a token, and what they continue
+        # Groups of rows that are equal before token `first`, where segment `parent` ends.
+        open_groups = [(list(range(len(rows))), 0, NO_PARENT)]
         while open_groups:
             group, first, parent = open_groups.pop()
             end = first + _num_common([rows[row][first:] for row in group])

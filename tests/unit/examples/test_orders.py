@@ -106,9 +106,9 @@ def test_a_grade_is_the_share_of_the_right_values_and_guessing_lowers_it(answer:
 def test_a_tool_answers_what_it_finds_and_the_grader_grades_the_answer(client: TestClient) -> None:
     row = next(row for row in rows_of("test.jsonl") if len(row["values"]) == 1)
     product = Shop().products["test"][0]
-    output = client.post("/tools/product", json={"arguments": json.dumps({"name": product})}).json()["output"]
+    output = client.post("/tools/product", json={"arguments": json.dumps({"item": product})}).json()["output"]
     assert output == f"price: {Shop().prices[product]}"
-    assert client.post("/tools/product", json={"arguments": '{"name": "nothing"}'}).json()["output"] == NOT_FOUND
+    assert client.post("/tools/product", json={"arguments": '{"item": "nothing"}'}).json()["output"] == NOT_FOUND
     sample = {"output_text": f"It is {row['values'][0]}."}
     assert client.post("/grade", json={"sample": sample, "item": row}).json() == {"score": 1.0}
 
@@ -146,7 +146,7 @@ def test_the_template_shows_the_tools_and_only_appends(tokenizer: Any) -> None:
     renderer = Renderer(tokenizer)
     row = next(row for row in rows_of("warm_start.jsonl") if len(row["messages"][2].get("tool_calls", ())) == 2)
     prompt = tokenizer.decode(renderer.prompt(row["messages"][:2], row["tools"]))
-    assert "\norder(number): the day an order ships, and its item\nproduct(name): " in prompt
+    assert "\norder(number): the day an order ships, and its item\nproduct(item): " in prompt
     (sample,) = samples_of(renderer, row["messages"], row["tools"])  # one for each turn if history were rewritten
     trained = tokenizer.decode([token for token, mask in zip(sample.token_ids, sample.mask, strict=True) if mask])
     turns = [message for message in row["messages"] if message["role"] == "assistant"]

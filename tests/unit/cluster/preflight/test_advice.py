@@ -49,6 +49,13 @@ def test_many_epochs_over_a_few_rows_are_told() -> None:
     assert warning.startswith("training_file: 3 rows for 107 epochs: so few are learned by heart")
 
 
+def test_a_warm_up_that_never_ends_is_told() -> None:
+    algorithm = {"algorithm": {"warm_up_steps": PLAN.steps}}
+    (warning,) = told(rows("a", "b"), algorithm)
+    assert warning.startswith(f"algorithm.warm_up_steps: {PLAN.steps}: at the last of the job's {PLAN.steps} steps")
+    assert told(rows("a", "b"), algorithm, steps=PLAN.steps + 1) == []
+
+
 @pytest.mark.parametrize(
     ("grader", "field"),
     [

@@ -156,7 +156,19 @@ async def test_a_supervised_job_makes_one_update_a_batch_at_its_own_rate(case: C
     learner = learner_config(prepared, None)
     assert (learner.method, learner.algorithm.updates_per_batch) == ("supervised", 1)
     assert learner.learning_rate == prepared.plan.learning_rate == 1.2e-3
+    assert learner.warm_up_steps is None
     assert [choice.setting for choice in prepared.choices][-1] == "algorithm.learning_rate"
+
+
+@pytest.mark.parametrize("method", ["supervised", "reinforcement"])
+async def test_the_learner_warms_up_for_as_many_steps_as_the_job_says(case: Case, method: str) -> None:
+    case.rows = [{"messages": [*row()["messages"], {"role": "assistant", "content": "1"}]}] * 2
+    algorithm = {"algorithm": {"warm_up_steps": 1}}
+    if method == "supervised":
+        case.job = {"method": {"type": "supervised", "supervised": algorithm}}
+    else:
+        case.rows, case.reinforcement = [row()], algorithm
+    assert learner_config(await case.prepare(), None).warm_up_steps == 1
 
 
 async def test_with_lora_engines_have_slots_for_its_adapters_which_go_through_the_object_store(case: Case) -> None:

@@ -21,7 +21,7 @@ def test_a_short_job_starts_at_full_rate() -> None:
     assert rates(20, "constant") == [1.0] * 20
 
 
-def test_the_warm_up_can_be_longer_and_end_above_the_last_step() -> None:
+def test_the_warm_up_can_be_longer_and_end_after_the_last_step() -> None:
     four = [learning_rate(step, total=6, base=1.0, schedule="linear", warm_up=4) for step in range(6)]
     assert four == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 0.5])
     assert learning_rate(5, total=6, base=1.0, schedule="cosine", warm_up=12) == pytest.approx(0.5)

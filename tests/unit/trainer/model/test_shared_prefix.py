@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,8 @@ from tests.unit.trainer.model.test_shapes import gradients, policy_of, tokens
 from trainer.model.batch import WeightedSequence, pack
 from trainer.model.policy import DeviceBatch
 from trainer.model.probe import shares_prefixes
-from trainer.model.shared_prefix import MIN_SHARED, NO_PARENT, PrefixTree
+from trainer.model.shared_prefix import MAX_LENGTH, MIN_SHARED, NO_PARENT, PrefixTree
+from trainer.types import TrainSequence
 
 CPU = torch.device("cpu")
 ALONE = {"llama4", "qwen3_next", "kimi_linear", "nemotron_h", "lfm2", "minimax"}
@@ -31,7 +34,7 @@ def rollouts() -> list[NDArray[np.int32]]:
 
 def batch_of(sequences: list[NDArray[np.int32]], *, share: bool) -> DeviceBatch:
     rows = [WeightedSequence(ids, (np.arange(len(ids)) > 0).astype(np.float32)) for ids in sequences]
-    [[micro_batch]] = pack(rows, num_ranks=1, budget=1000)
+    [[micro_batch]] = pack(rows, num_ranks=1, budget=10_000)
     return DeviceBatch.of(micro_batch, CPU, share=share)
 
 
@@ -60,10 +63,10 @@ def test_each_token_continues_its_own_sequence(rows: list[list[int]], min_shared
 
 
 def test_the_prompt_of_a_group_and_the_instructions_of_all_rows_are_computed_once() -> None:
-    whole, shared = (batch_of(rollouts(), share=share) for share in (False, True))
-    assert len(whole.token_ids) == sum(len(ids) - 1 for ids in rollouts())  # the last token predicts nothing
+    alone, together = (batch_of(rollouts(), share=share) for share in (False, True))
+    assert len(alone.token_ids) == sum(len(ids) - 1 for ids in rollouts())  # the last token predicts nothing
     first, second = 22 + (5 + 9 + 5), 18 + (6 + 11)
-    assert len(shared.token_ids) == 20 + first + second
+    assert len(together.token_ids) == 20 + first + second
 
 
 @pytest.mark.parametrize("shape", sorted(set(KINDS) - ALONE))
@@ -86,6 +89,35 @@ def test_layers_that_see_one_sequence_only_do_not_share(shape: str) -> None:
     assert not shares_prefixes(policy_of(shape), CPU)
 
 
-def test_few_common_tokens_are_not_worth_it() -> None:
-    few = [np.concatenate([tokens(MIN_SHARED - 1), tokens(n)]) for n in (5, 9)]
-    assert batch_of(few, share=True).packing.parents is None
+def shared(*sequences: NDArray[np.int32]) -> bool:
+    return batch_of(list(sequences), share=True).packing.parents is not None
+
+
+def test_few_common_tokens_are_not_shared() -> None:
+    """Neither fewer than are worth a call, nor few of many."""
+    few, enough = tokens(MIN_SHARED - 1), tokens(MIN_SHARED)
+    assert not shared(*(np.concatenate([few, tokens(n)]) for n in (5, 9)))
+    assert shared(*(np.concatenate([enough, tokens(n)]) for n in (5, 9)))
+    assert not shared(*(np.concatenate([enough, tokens(n)]) for n in (150, 190)))
+
+
+def test_sequences_whose_masks_would_be_large_are_not_shared() -> None:
+    prompt = tokens(MAX_LENGTH // 2)
+    long = np.concatenate([prompt, tokens(MAX_LENGTH // 2 + 2)])
+    assert shared(prompt, long[:-1])
+    assert not shared(prompt, long)
+
+
+def test_nothing_is_shared_where_the_engine_chose_the_experts() -> None:
+    """It may have sent the same token to other experts in another rollout."""
+    sequence = TrainSequence(
+        token_ids=tokens(30),
+        loss_mask=np.arange(30) > 20,
+        logprobs=np.zeros(30, np.float32),
+        versions=np.zeros(30, np.int32),
+        advantage=1.0,
+    )
+    chosen = replace(sequence, experts=np.zeros((30, 1, 2), np.uint8))
+    for rollout, expected in ((sequence, True), (chosen, False)):
+        [[micro_batch]] = pack([rollout, rollout], num_ranks=1, budget=100)
+        assert (DeviceBatch.of(micro_batch, CPU, share=True).packing.parents is not None) == expected
