@@ -117,7 +117,8 @@ def conversation(library: Library, path: str, parts: Sequence[Part]) -> dict[str
     task = row(path, parts)
     query = f"{module_of(path).rpartition('.')[2]} {part.names[0]}"
     source = {"path": path, "start": part.line, "end": part.line + READ_LINES}
-    for number, (tool, arguments) in enumerate((("search", {"query": query}), ("retrieve", source))):
+    calls: list[tuple[str, dict[str, Any]]] = [("search", {"query": query}), ("retrieve", source)]
+    for number, (tool, arguments) in enumerate(calls):
         task["messages"] += turn([(tool, arguments, TOOLS[tool].call(library, arguments))], first=number)
     answer = "\n".join(f"{fact.name}: {fact.value}" for fact in part.facts)
     return {"messages": [*task["messages"], {"role": "assistant", "content": answer}], "tools": task["tools"]}
