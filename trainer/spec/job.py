@@ -57,8 +57,8 @@ class OptimizerSpec(Strict):
     to 0, slowly at first)."""
     warm_up_steps: Annotated[int, Field(ge=0, le=MOST)] | Auto = "auto"
     """Steps in which the learning rate rises evenly to its full value; auto: the first 3 % of the steps. AdamW's first
-    updates move every weight by the whole rate, also those without a clear gradient. If the grade falls in the first
-    steps of a job with a learning rate above auto, set 5 to 10."""
+    updates move every weight by about the whole rate, also those without a clear gradient. If the grade falls in the
+    first steps of a job with a learning rate above auto, try 5 to 10, or a lower rate."""
     lora: LoraSpec | None = None
     """Train an adapter of megabytes beside the model's weights, which stay; `{}` has good defaults; null: all weights
     are trained. It needs a fraction of the memory, and learns as much from reinforcement."""
