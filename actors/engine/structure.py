@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.chat.family import CallForm, Family
+from trainer.chat.family import CallForm, Family, MessageForm
 from trainer.chat.renderer import Renderer
 
 CUT_MARK = "\n[... {} tokens cut ...]"
@@ -29,8 +29,11 @@ def cut_result(renderer: Renderer, output: str, limit: int) -> tuple[list[int], 
 def thought_structure(renderer: Renderer, max_tokens: int | None) -> dict[str, Any] | None:
     """The format of a turn's thought, of at most `max_tokens`; None if the model has none, or not in this template.
 
-    Its marks are tokens, never text that looks like them, as wherever thoughts are separated from answers.
+    Its marks are tokens, never text that looks like them, as wherever thoughts are separated from answers; those of
+    messages are text, since their parsers read text.
     """
+    if (form := renderer.family.messages) is not None:
+        return _thought_message(form, max_tokens)
     if renderer.thought == "none":
         return None
     start, end = ({"type": "token", "token": token} for token in renderer.thought_marks)
@@ -43,9 +46,17 @@ def thought_structure(renderer: Renderer, max_tokens: int | None) -> dict[str, A
     return {"type": "sequence", "elements": [LINES, {"type": "optional", "content": tag}, LINES]}
 
 
+def _thought_message(form: MessageForm, max_tokens: int | None) -> dict[str, Any]:
+    begin, end = form.thought
+    said: dict[str, Any] = {"type": "any_text", "excludes": list(form.excluded)}
+    if max_tokens is not None:
+        said["max_tokens"] = max_tokens
+    return {"type": "optional", "content": {"type": "tag", "begin": begin, "content": said, "end": end}}
+
+
 def grammar_mistake(family: Family, *, calls: bool) -> str | None:
     """Why turns of a family, with or without calls, cannot be constrained; None if they can."""
-    if family.reasoning_parser is not None:
+    if family.reasoning_parser is not None and family.messages is None:
         return f"there is no grammar for the turns of the model family {family.name}"
     if calls and family.calls is None:
         return f"there is no grammar for the calls of the model family {family.name}"
@@ -67,8 +78,9 @@ def structure_of(
         return None
     if (mistake := grammar_mistake(renderer.family, calls=bool(tools))) is not None:
         raise NoGrammar(mistake)
-    thought = thought_structure(renderer, max_thinking_tokens)
-    return turn_structure(tools, response_schema, renderer.family.calls, thought)
+    family, thought = renderer.family, thought_structure(renderer, max_thinking_tokens)
+    before = "" if family.messages is None else family.messages.answer
+    return turn_structure(tools, response_schema, family.calls, thought, before)
 
 
 def turn_structure(
@@ -76,11 +88,12 @@ def turn_structure(
     response_schema: dict[str, Any] | None,
     form: CallForm | None,
     thought: dict[str, Any] | None = None,
+    before_answer: str = "",
 ) -> str | None:
     """The structural tag of a turn; None without a response schema.
 
     It is a thought, if there is a format for it, and then tool calls in the family's form or an answer of the response
-    schema.
+    schema, after the text `before_answer`.
 
     Raises:
         NoGrammar: There are tools, but no form of calls.
@@ -88,6 +101,8 @@ def turn_structure(
     if response_schema is None:
         return None
     said: dict[str, Any] = {"type": "json_schema", "json_schema": response_schema}
+    if before_answer:
+        said = {"type": "sequence", "elements": [_text(before_answer), said]}
     if tools:
         if form is None:
             raise NoGrammar("there is no form of calls")
@@ -118,9 +133,9 @@ def no_calls(family: Family) -> str | None:
 
 
 def _calls(tools: Sequence[dict[str, Any]], form: CallForm, *, alone: bool = False) -> dict[str, Any]:
-    tags = [_call_tag(tool, form) for tool in tools]
-    calls = {"type": "tags_with_separator", "tags": tags, "separator": form.separator, "at_least_one": True}
-    calls["stop_after_first"] = alone
+    tags = [_call_tag(tool, form, begin) for tool in tools for begin in (form.begin, *form.also)]
+    calls = {"type": "tags_with_separator", "tags": tags, "separator": form.separator or "", "at_least_one": True}
+    calls["stop_after_first"] = alone or form.separator is None
     return {"type": "sequence", "elements": [_text(form.before), calls, _text(form.after), LINES]}
 
 
@@ -128,8 +143,11 @@ def _text(value: str) -> dict[str, Any]:
     return {"type": "const_string", "value": value}
 
 
-def _call_tag(tool: dict[str, Any], form: CallForm) -> dict[str, Any]:
+def _call_tag(tool: dict[str, Any], form: CallForm, begin: str) -> dict[str, Any]:
     function = tool["function"]
     schema = function.get("parameters") or {"type": "object"}
     content = {"type": "json_schema", "json_schema": schema} | ({} if form.style == "json" else {"style": form.style})
-    return {"type": "tag", "begin": form.begin.format(name=function["name"]), "content": content, "end": form.end}
+    if form.after_index is not None:
+        index = {"type": "regex", "pattern": "[0-9]{1,4}"}
+        content = {"type": "sequence", "elements": [index, _text(form.after_index), content]}
+    return {"type": "tag", "begin": begin.format(name=function["name"]), "content": content, "end": form.end}

@@ -247,7 +247,29 @@ async def test_tool_choice_is_obeyed_in_the_familys_form(served: ChatEngine) -> 
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["gemma4", "gpt_oss", "lfm2", "muse_glimmer"])
+@pytest.mark.parametrize("name", ["gpt_oss", "kimi_k2"])
+async def test_calls_of_several_messages_or_with_an_index_follow_a_schema(name: str, tmp_path: Path) -> None:
+    served = ChatEngine(
+        EngineConfig(str(TINY[name].write(tmp_path / name)), "float32", CONTEXT, max_num_seqs=16, seed=0),
+        ServeSettings(context_length=CONTEXT, max_completion_tokens=200, max_thinking_tokens=THINKING_TOKENS),
+    )
+    assert await served.start() is None
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": NUMBER}}
+    body = {"messages": list(TASK.messages), "tools": list(TOOLS), "response_format": form, "temperature": TEMPERATURE}
+    try:
+        answers: list[Any] = await asyncio.gather(*(served.chat({**body, "seed": seed}) for seed in range(16)))
+    finally:
+        await served.shutdown()
+    ended = [choice for answer in answers if (choice := answer["choices"][0])["finish_reason"] != "length"]
+    called = [call for choice in ended for call in choice["message"].get("tool_calls") or ()]
+    said = [choice["message"]["content"] for choice in ended if not choice["message"].get("tool_calls")]
+    assert called and all(call["function"]["name"] == "find_order" for call in called)
+    assert all(1000 <= json.loads(call["function"]["arguments"])["order_id"] <= 9999 for call in called)
+    assert said and all(1000 <= int(text) <= 9999 for text in said)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["gemma4", "lfm2", "muse_glimmer"])
 async def test_a_family_without_a_grammar_is_served_and_refuses_a_schema(name: str, tmp_path: Path) -> None:
     served = ChatEngine(
         EngineConfig(str(TINY[name].write(tmp_path / name)), "float32", CONTEXT, max_num_seqs=16, seed=0),

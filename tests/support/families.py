@@ -169,6 +169,21 @@ MUSE_GLIMMER = r"""
 {%- endfor %}
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
 
+KIMI_K2 = r"""
+{%- if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}
+{%- for m in messages %}
+{%- if m.role == 'tool' %}
+{{- '<|im_system|>' + m.name + '<|im_middle|>## Return of ' + m.tool_call_id + '\n' + m.content + '<|im_end|>' }}
+{%- else %}
+{{- '<|im_' + m.role + '|>' + m.role + '<|im_middle|>' + m.content }}
+{%- for c in m.tool_calls or [] %}{{ '<|tool_calls_section_begin|>' if loop.first else '' }}
+{{- '<|tool_call_begin|>' + c.id + '<|tool_call_argument_begin|>' + (c.function.arguments | tojson) }}
+{{- '<|tool_call_end|>' + ('<|tool_calls_section_end|>' if loop.last else '') }}
+{%- endfor %}<|im_end|>
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}"""
+
 _DEEPSEEK = r"""
 {%- if tools %}{{ tools | tojson }}{% endif %}
 {%- for m in messages %}
@@ -198,6 +213,7 @@ TINY = {
     "gpt_oss": TinyFamily(GPT_OSS, "<|return|>"),
     "lfm2": TinyFamily(LFM2, "<|im_end|>"),
     "muse_glimmer": TinyFamily(MUSE_GLIMMER, "<|eot|>"),
+    "kimi_k2": TinyFamily(KIMI_K2, "<|im_end|>"),
     "deepseek_v3": TinyFamily(_DEEPSEEK.replace("CALL", _V3).replace("SEPARATOR", r"'\n'"), "<｜end▁of▁sentence｜>"),
     "deepseek_v31": TinyFamily(_DEEPSEEK.replace("CALL", _V31).replace("SEPARATOR", "''"), "<｜end▁of▁sentence｜>"),
 }

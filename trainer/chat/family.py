@@ -20,19 +20,39 @@ class CallForm:
 
     Attributes:
         begin: The text before the arguments; `{name}` stands for the tool's name.
+        after_index: The text between the call's index, a number after `begin`, and the arguments; None: there is no
+            index.
         end: The text after them.
-        separator: The text between two calls.
+        separator: The text between two calls; None: a turn has one.
         style: How the arguments are written, as a style of xgrammar's JSON schema format.
         before: The text before the first call of a turn.
         after: The text after the last one.
+        also: Other texts that models of the family write in place of `begin`.
     """
 
     begin: str
     end: str
-    separator: str = "\n"
+    separator: str | None = "\n"
     style: str = "json"
     before: str = ""
     after: str = ""
+    after_index: str | None = None
+    also: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MessageForm:
+    """How a turn of several messages is written, for constrained decoding.
+
+    Attributes:
+        thought: The texts around a thought, the second one up to where the next message begins.
+        excluded: Texts that no thought has.
+        answer: The text before an answer.
+    """
+
+    thought: tuple[str, str]
+    excluded: tuple[str, ...]
+    answer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +63,7 @@ class Family:
         tool_parser: vLLM's tool parser that reads their calls.
         reasoning_parser: vLLM's reasoning parser, where a thought is a message of its own and not between marks.
         calls: The form of calls; None: answers cannot be constrained where there are tools.
+        messages: The form of turns, where they are several messages; None: they are not, or are not constrained.
         call_mark: A text that each turn with calls has, and no answer; None: there is none.
         thought_marks: The tokens around a thought.
         thought_head: What follows the opening mark and is not part of the thought.
@@ -58,6 +79,7 @@ class Family:
     tool_parser: str
     reasoning_parser: str | None = None
     calls: CallForm | None = None
+    messages: MessageForm | None = None
     call_mark: str | None = None
     thought_marks: tuple[str, str] = ("<think>", "</think>")
     thought_head: str = ""

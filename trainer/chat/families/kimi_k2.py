@@ -1,9 +1,21 @@
-"""Kimi K2: the id of a call is part of what the model writes."""
+"""Kimi K2: the id of a call, with its number in the conversation, is part of what the model writes."""
 
 from __future__ import annotations
 
-from trainer.chat.family import Family
+from trainer.chat.family import CallForm, Family
 
 KIMI_K2 = Family(
-    name="kimi_k2", tool_parser="kimi_k2", call_mark="<|tool_calls_section_begin|>", call_id="functions.{name}:{index}"
+    name="kimi_k2",
+    tool_parser="kimi_k2",
+    calls=CallForm(
+        "<|tool_call_begin|>functions.{name}:",
+        "<|tool_call_end|>",
+        separator="",
+        before="<|tool_calls_section_begin|>",
+        after="<|tool_calls_section_end|>",
+        after_index="<|tool_call_argument_begin|>",
+    ),
+    call_mark="<|tool_calls_section_begin|>",
+    exact=False,  # results name the ids of their calls
+    call_id="functions.{name}:{index}",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from actors.engine.dialects import PROBE_CALLS, PROBE_TOOLS, round_trip
-from actors.engine.parsing import ParsedTurn
+from actors.engine.parsing import ParsedTurn, parser_of
 from actors.engine.structure import NoGrammar, grammar_mistake, structure_of
 from tests.support.families import TINY
 from trainer.chat.dialect import Dialect
 from trainer.chat.families import FAMILIES
+from trainer.chat.families.gpt_oss import GPT_OSS
 from trainer.chat.renderer import Renderer
 from trainer.model.batch import pack
 from trainer.model.grammar import Grammars
@@ -36,7 +38,8 @@ class Case:
 
     def turn(self, num_calls: int) -> str:
         """What the template writes for a thought, if there are thoughts, and calls."""
-        thought = "" if self.renderer.thought == "none" else "I look."
+        thinks = self.renderer.thought != "none" or self.renderer.family.messages is not None
+        thought = "I look." if thinks else ""
         read = round_trip(
             self.renderer, lambda text, _: ParsedTurn(text), PROBE_TOOLS, PROBE_CALLS[:num_calls], thought
         )
@@ -61,11 +64,26 @@ def case(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Case:
 def test_calls_and_answers_as_the_template_writes_them_are_accepted_with_each_end_token(case: Case) -> None:
     numbers = (1, 2) if case.renderer.form.takes_several_calls else (1,)
     thought = {"none": "", "optional": "{}hm{}\n", "opened": "hm{1}\n\n"}[case.renderer.thought]
-    answer = thought.format(*case.renderer.mark_texts) + '{"rule": 3}'
-    for text in (*map(case.turn, numbers), answer):
+    answers = [thought.format(*case.renderer.mark_texts) + '{"rule": 3}']
+    if (messages := case.renderer.family.messages) is not None:
+        begin, end = messages.thought
+        answers = [f'{before}{messages.answer}{{"rule": 3}}' for before in ("", f"{begin}hm{end}")]
+    for text in (*map(case.turn, numbers), *answers):
         for end in case.ends:
             accepted, of = case.num_accepted(text, end)
             assert accepted == of, text
+
+
+def test_what_else_a_family_writes_before_arguments_is_accepted_and_read(tmp_path: Path) -> None:
+    case = Case("gpt_oss", tmp_path)
+    form, read = GPT_OSS.calls, parser_of(GPT_OSS, case.renderer.tokenizer)
+    assert form is not None and form.also
+    name, arguments = PROBE_CALLS[0]
+    for begin in form.also:
+        text = begin.format(name=name) + json.dumps(arguments)
+        accepted, of = case.num_accepted(text, case.ends[0])
+        assert accepted == of, text
+        assert [(name, json.loads(given)) for name, given in read(text, PROBE_TOOLS).calls] == [PROBE_CALLS[0]]
 
 
 def test_another_tool_a_missing_argument_and_a_call_that_is_cut_are_refused(case: Case) -> None:
