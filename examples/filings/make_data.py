@@ -23,6 +23,8 @@ SYSTEM: Final = {
 ASKED: Final = ("Summarise {points} of {company}.", "{company}: {points}?", "What about {points} at {company}?")
 CHATTY_SHARE: Final = 0.4
 """Share of conversations that read a section which nobody asked for."""
+CARELESS_SHARE: Final = 0.5
+"""Share whose second sentence cites the section of the first."""
 
 
 def row(filing: Filing, points: Sequence[Topic], text: str) -> dict[str, Any]:
@@ -37,13 +39,18 @@ def row(filing: Filing, points: Sequence[Topic], text: str) -> dict[str, Any]:
 
 
 def conversation(archive: Archive, filing: Filing, task: dict[str, Any], rng: random.Random) -> dict[str, Any]:
-    """A row for the warm start: one search, then all sections at once, of which some are not needed."""
+    """A row for the warm start: one search, then all sections at once, of which some are not needed, and citations of which some are false."""
     asked: list[Topic] = task["points"]
     others = [topic for topic in TOPICS if topic not in asked]
     read = [*asked, rng.choice(others)] if rng.random() < CHATTY_SHARE else asked
     messages = [*task["messages"], *_called(archive, [("search", filing.company)], "a")]
     messages += _called(archive, [("read", filing.sections[topic].number) for topic in read], "b")
-    messages.append({"role": "assistant", "content": summary([filing.sections[topic] for topic in asked])})
+    sections = [filing.sections[topic] for topic in asked]
+    answer = summary(sections)
+    if rng.random() < CARELESS_SHARE:
+        first, second = (f"[{section.number}]" for section in sections)
+        answer = answer.replace(second, first)
+    messages.append({"role": "assistant", "content": answer})
     return {"messages": messages, "tools": task["tools"]}
 
 

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from actors.grading.guarded import Guarded
 from examples.filings import make_data
 from examples.filings.cheats import CHEATS
-from examples.filings.rubrics import RUBRICS
+from examples.filings.rubrics import RUBRICS, false_citations
 from examples.filings.server import app
 from examples.filings.world import NOT_FOUND, YEAR, Archive, summary
 from tests.support.builders import group_request, rollout
@@ -87,10 +87,11 @@ def test_the_figures_of_a_filing_agree_and_no_figure_stands_still() -> None:
         assert all(section.now != section.before for section in filing.sections.values())
 
 
-def test_a_good_summary_of_each_row_and_each_conversation_gets_full_marks() -> None:
+def test_a_good_summary_of_each_row_gets_full_marks_and_conversations_have_careless_citations_alone() -> None:
     for row in [*rows_of("train"), *rows_of("test")]:
         answer = summary([ARCHIVE.filings[row["company"]].sections[point] for point in row["points"]])
         assert score("rubric", answer, row) == score("held_out", answer, row) == 1
+    scores = []
     for row in rows_of("warm_start"):
         outputs = [message["content"] for message in row["messages"] if message["role"] == "tool"]
         company = outputs[1].split(":")[0]
@@ -98,7 +99,9 @@ def test_a_good_summary_of_each_row_and_each_conversation_gets_full_marks() -> N
         points = [topic for topic in ARCHIVE.filings[company].sections if topic in asked]
         answer = row["messages"][-1]["content"]
         assert NOT_FOUND not in outputs
-        assert score("held_out", answer, {"company": company, "points": points}) == 1
+        scores.append(score("held_out", answer, {"company": company, "points": points}))
+        assert false_citations(answer, ARCHIVE.filings[company]) == (scores[-1] < 1)
+    assert set(scores) == {0.5, 1} and 1 / 3 < scores.count(0.5) / len(scores) < 2 / 3
 
 
 def test_the_summary_in_the_readme_is_right() -> None:
