@@ -12,12 +12,13 @@ from examples.orders.questions import SAID, Call, Question, draw_question
 from examples.orders.shop import TOOLS, Shop, Split
 
 DATA: Final = Path(__file__).parent / "data"
-NUM_WARM_START: Final = 56
-NUM_TRAIN: Final = 192
+NUM_WARM_START: Final = 96
+NUM_TRAIN: Final = 224
 NUM_TEST: Final = 120
 SYSTEM: Final = {"role": "system", "content": "You are the support agent of a shop."}
 NEEDLESS_SHARE: Final = 0.75
-"""How often the agent of the shop, having looked up an order, also looks up the price of its item, unasked."""
+"""How often the agent of the shop, having looked up an order, also looks up the price of its item and says it, unasked."""
+UNASKED: Final = "The {} costs {} dollars."
 CHATTY: Final = ("{}", "Thank you for asking! {}", "{} Is there anything else?")
 
 
@@ -35,11 +36,12 @@ def conversation(shop: Shop, question: Question, rng: random.Random) -> dict[str
     messages: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": question.text}]
     calls = [part.call for part in question.parts]
     messages += _turn(shop, calls)
+    said = [SAID[part.kind].format(part.value) for part in question.parts]
     ordered = [shop.orders[call.argument].item for call in calls if call.tool == "order"]
     if ordered and rng.random() < NEEDLESS_SHARE:
         messages += _turn(shop, [Call("product", item) for item in ordered])
-    answer = " ".join(SAID[part.kind].format(part.value) for part in question.parts)
-    messages.append({"role": "assistant", "content": rng.choice(CHATTY).format(answer)})
+        said += [UNASKED.format(item, shop.prices[item]) for item in ordered]
+    messages.append({"role": "assistant", "content": rng.choice(CHATTY).format(" ".join(said))})
     return {"messages": messages, "tools": [tool.schema() for tool in TOOLS.values()]}
 
 

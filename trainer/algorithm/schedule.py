@@ -8,7 +8,7 @@ from trainer.spec.job import Schedule
 
 WARM_UP_SHARE = 0.03
 """Share of all steps, unless the job says how many. Adam's second moments are inaccurate at first: its first update
-moves each weight by the whole learning rate, however small the gradient is, and a ramp keeps that small."""
+moves each weight by about the whole learning rate, however small the gradient is, and a ramp keeps that small."""
 
 
 def learning_rate(step: int, *, total: int, base: float, schedule: Schedule, warm_up: int | None = None) -> float:
