@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from actors.engine.literals import STYLES, arguments_format
 from trainer.chat.family import CallForm, Family, MessageForm
 from trainer.chat.renderer import Renderer
 
@@ -146,7 +147,11 @@ def _text(value: str) -> dict[str, Any]:
 def _call_tag(tool: dict[str, Any], form: CallForm, begin: str) -> dict[str, Any]:
     function = tool["function"]
     schema = function.get("parameters") or {"type": "object"}
-    content = {"type": "json_schema", "json_schema": schema} | ({} if form.style == "json" else {"style": form.style})
+    if (literals := STYLES.get(form.style)) is not None:
+        content = arguments_format(schema, literals)
+    else:
+        style = {} if form.style == "json" else {"style": form.style}
+        content = {"type": "json_schema", "json_schema": schema, **style}
     if form.after_index is not None:
         index = {"type": "regex", "pattern": "[0-9]{1,4}"}
         content = {"type": "sequence", "elements": [index, _text(form.after_index), content]}

@@ -22,7 +22,9 @@ from tests.support.budget import budget
 from tests.support.builders import EXACT
 from tests.support.fake_models import FakeModels, turn
 from tests.support.jobs import BODY, StoredJobs, database_with_tables, job_service
+from trainer.chat.families.gemma4 import GEMMA4
 from trainer.chat.families.hermes import HERMES
+from trainer.chat.families.lfm2 import LFM2
 from trainer.spec.job import JobSpec
 from trainer.spec.json_schema import Checker, schema_mistake
 from trainer.spec.operator import NOTHING_ALLOWED, Operator
@@ -349,5 +351,6 @@ def test_grammars(name: str) -> None:
         tools = [{"type": "function", "function": {"name": "x", "parameters": schema}}]
         tokens = xgrammar.TokenizerInfo([chr(i) for i in range(32, 127)])
         compiler = xgrammar.GrammarCompiler(tokens, max_threads=1, cache_enabled=False)
-        with budget():
-            compiler.compile_structural_tag(turn_structure(tools, schema, HERMES.calls))
+        for family in (HERMES, GEMMA4, LFM2):
+            with budget():
+                compiler.compile_structural_tag(turn_structure(tools, schema, family.calls))

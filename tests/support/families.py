@@ -87,7 +87,7 @@ GEMMA4 = r"""
 {%- if m.reasoning_content %}{{ '<|channel>thought\n' + m.reasoning_content + '<channel|>' }}{% endif %}
 {{- m.content }}
 {%- for c in m.tool_calls or [] %}<|tool_call>call:{{ c.function.name }}{
-{%- for key, value in c.function.arguments.items() %}{{ ',' if not loop.first else '' }}{{ key }}:
+{%- for key, value in c.function.arguments | dictsort %}{{ ',' if not loop.first else '' }}{{ key }}:
 {{- '<|"|>' + value + '<|"|>' if value is string else value | tojson }}{% endfor %}}<tool_call|>{% endfor %}
 {%- set ns.open = m.tool_calls %}
 {%- if not m.tool_calls %}{{ '<turn|>\n' }}{% endif %}

@@ -24,7 +24,7 @@ class CallForm:
             index.
         end: The text after them.
         separator: The text between two calls; None: a turn has one.
-        style: How the arguments are written, as a style of xgrammar's JSON schema format.
+        style: How the arguments are written: a style of xgrammar's JSON schema format, or of `actors.engine.literals`.
         before: The text before the first call of a turn.
         after: The text after the last one.
         also: Other texts that models of the family write in place of `begin`.

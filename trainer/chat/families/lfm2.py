@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.chat.family import Family
+from trainer.chat.family import CallForm, Family
 
 
 def _write(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
@@ -13,4 +13,12 @@ def _write(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     return f"<|tool_call_start|>[{', '.join(texts)}]<|tool_call_end|>"
 
 
-LFM2 = Family(name="lfm2", tool_parser="lfm2", call_mark="<|tool_call_start|>", write_calls=_write)
+LFM2 = Family(
+    name="lfm2",
+    tool_parser="lfm2",
+    calls=CallForm(
+        "{name}(", ")", separator=", ", style="python", before="<|tool_call_start|>[", after="]<|tool_call_end|>"
+    ),
+    call_mark="<|tool_call_start|>",
+    write_calls=_write,
+)

@@ -17,6 +17,7 @@ from tests.support.families import TINY
 from trainer.chat.dialect import Dialect
 from trainer.chat.families import FAMILIES
 from trainer.chat.families.gpt_oss import GPT_OSS
+from trainer.chat.families.mistral import MISTRAL
 from trainer.chat.renderer import Renderer
 from trainer.model.batch import pack
 from trainer.model.grammar import Grammars
@@ -105,5 +106,8 @@ def test_a_family_without_a_grammar_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(NoGrammar, match=name):
         structure_of(renderer, PROBE_TOOLS, ANSWER, None)
     assert structure_of(renderer, PROBE_TOOLS, None, None) is None
-    if grammar_mistake(renderer.family, calls=False) is None:
-        assert structure_of(renderer, (), ANSWER, None) is not None
+
+
+def test_without_tools_a_family_whose_calls_have_no_grammar_is_constrained() -> None:
+    assert "calls of the model family mistral" in str(grammar_mistake(MISTRAL, calls=True))
+    assert grammar_mistake(MISTRAL, calls=False) is None

@@ -88,7 +88,7 @@ async def test_a_checkpoint_carries_what_the_job_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "offers", "wrong"), [("lfm2", True, True), ("lfm2", False, False), ("glm4", True, False)]
+    ("family", "offers", "wrong"), [("muse_glimmer", True, True), ("lfm2", True, False), ("glm4", True, False)]
 )
 async def test_a_response_format_with_tools_needs_a_grammar_of_the_familys_calls(
     tmp_path: Path, family: str, offers: bool, wrong: bool
@@ -109,5 +109,5 @@ async def test_a_response_format_with_tools_needs_a_grammar_of_the_familys_calls
         problems = []
     except InvalidJob as error:
         problems = [(problem.code, problem.field, problem.message) for problem in error.problems]
-    message = "there is no grammar for the calls of the model family lfm2"
+    message = "there is no grammar for the turns of the model family muse_glimmer"
     assert problems == [("no_call_grammar", "method.reinforcement.response_format", message)] * wrong

@@ -1,0 +1,128 @@
+"""Arguments that are not JSON: what a family writes fits, what the schema forbids does not, and the parser reads it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xgrammar
+from transformers import AutoTokenizer
+
+from actors.engine.literals import STYLES, arguments_format
+from actors.engine.parsing import parser_of
+from actors.engine.structure import turn_structure
+from tests.support.families import TINY
+from trainer.chat.families import family_of
+
+CITY = {"type": "string", "enum": ["Rome", "it's Pisa"]}
+PLACE = {
+    "type": "object",
+    "properties": {"city": CITY, "zip": {"type": "integer"}},
+    "required": ["city"],
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "to": PLACE,
+        "days": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 7}},
+        "fast": {"type": "boolean"},
+        "note": {"type": ["string", "null"]},
+    },
+    "required": ["to", "fast"],
+}
+GIVEN = {
+    "gemma": (
+        '<|tool_call>call:send{days:[1,7],fast:true,note:<|"|>two\n"lines"<|"|>,to:{city:<|"|>Rome<|"|>,zip:12}}<tool_call|>',
+        {"days": [1, 7], "fast": True, "note": 'two\n"lines"', "to": {"city": "Rome", "zip": 12}},
+    ),
+    "python": (
+        "<|tool_call_start|>[send(to={'city': 'it\\'s Pisa'}, days=[1, 7], fast=False, note=None)]<|tool_call_end|>",
+        {"to": {"city": "it's Pisa"}, "days": [1, 7], "fast": False, "note": None},
+    ),
+}
+FAMILY = {"gemma": "gemma4", "python": "lfm2"}
+WRONG = {
+    "gemma": [
+        "{fast:true}",  # `to` is required
+        '{to:{city:<|"|>Oslo<|"|>},fast:true}',  # in another order, another city
+        '{fast:true,to:{city:<|"|>Oslo<|"|>}}',
+        '{fast:yes,to:{city:<|"|>Rome<|"|>}}',
+        '{days:[<|"|>8<|"|>],fast:true,to:{city:<|"|>Rome<|"|>}}',
+        '{fast:true,to:{city:<|"|>Rome<|"|>},more:1}',
+        '{fast:true,,to:{city:<|"|>Rome<|"|>}}',
+    ],
+    "python": [
+        "(fast=True)",
+        "(to={'city': 'Oslo'}, fast=True)",
+        "(to={'city': 'Rome'}, fast=true)",
+        "(to={'city': 'Rome'}, days=['8'], fast=True)",
+        "(to={'city': 'Rome'}, fast=True, more=1)",
+        "(to={'city': 'Rome'}, fast=True, note='two\nlines')",
+    ],
+}
+AROUND = {"gemma": "{%s}", "python": "(%s)"}
+TOKENS = xgrammar.TokenizerInfo([*(bytes([i]) for i in range(256)), b"</s>"], stop_token_ids=[256])
+
+
+def fits(content: dict[str, Any], text: str) -> bool:
+    structure = json.dumps({"type": "structural_tag", "format": content})
+    compiler = xgrammar.GrammarCompiler(TOKENS, max_threads=1, cache_enabled=False)
+    matcher = xgrammar.GrammarMatcher(compiler.compile_structural_tag(structure))
+    return bool(matcher.accept_string(text)) and bool(matcher.accept_token(256))
+
+
+def arguments_fit(schema: dict[str, Any], style: str, text: str) -> bool:
+    return fits(arguments_format(schema, STYLES[style]), text)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_call_with_values_of_every_kind_fits_and_is_read_as_it_was_meant(style: str, tmp_path: Path) -> None:
+    text, meant = GIVEN[style]
+    tools = [{"type": "function", "function": {"name": "send", "parameters": SCHEMA}}]
+    family = family_of(FAMILY[style])
+    structure = turn_structure(tools, {"type": "integer"}, family.calls)
+    assert structure is not None and fits(json.loads(structure)["format"], text)
+    tokenizer = AutoTokenizer.from_pretrained(TINY[family.name].write(tmp_path))
+    [(name, arguments)] = parser_of(family, tokenizer)(text, tools).calls
+    assert (name, json.loads(arguments)) == ("send", meant)
+
+
+@pytest.mark.parametrize(("style", "text"), [(style, text) for style in WRONG for text in WRONG[style]])
+def test_what_the_schema_forbids_does_not_fit(style: str, text: str) -> None:
+    assert not arguments_fit(SCHEMA, style, text[1:-1])
+
+
+@pytest.mark.parametrize(
+    ("given", "is_right"),
+    [("", True), ("a=1", True), ("c=3", True), ("a=1, c=3", True), ("c=3, a=1", False), ("a=1,", False)],
+)
+def test_any_optional_argument_may_be_left_out(given: str, is_right: bool) -> None:
+    schema = {"type": "object", "properties": {name: {"type": "integer"} for name in "abc"}}
+    assert arguments_fit(schema, "python", given) is is_right
+
+
+def test_many_optional_arguments_and_objects_in_them_take_one_rule_each() -> None:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(20):
+        schema = {"type": "object", "properties": {f"n{number:02}": schema for number in range(40)}}
+    content = arguments_format(schema, STYLES["gemma"])
+    assert len(content["grammar"]) < 300_000
+    assert fits(content, "n07:{n39:{}},n38:{}") and not fits(content, "n38:{},n07:{}")
+
+
+def test_objects_without_properties_have_any_and_a_closed_one_has_none() -> None:
+    assert arguments_fit({"type": "object"}, "gemma", 'any:<|"|>x<|"|>,more:null')
+    assert arguments_fit({}, "python", "any='x', more=None")
+    closed = {"type": "object", "additionalProperties": False}
+    assert arguments_fit(closed, "python", "") and not arguments_fit(closed, "python", "any=1")
+
+
+def test_references_are_followed_and_one_may_lead_back() -> None:
+    referred = {"type": "object", "properties": {"to": {"$ref": "#/$defs/place"}}, "$defs": {"place": PLACE}}
+    assert arguments_fit(referred, "python", "to={'city': 'Rome'}")
+    assert not arguments_fit(referred, "python", "to={'city': 'Oslo'}")
+    tree = {"type": "object", "properties": {"left": {"$ref": "#"}, "size": {"type": "integer"}}}
+    assert arguments_fit(tree, "gemma", "left:{left:{size:3},size:2},size:1")
+    assert not arguments_fit(tree, "gemma", "left:{right:3}") and not arguments_fit(tree, "gemma", "left:3")
