@@ -88,7 +88,7 @@ class _Writer:
         return "\n".join((f"root ::= {arguments}", *self._rules))
 
     def _followed(self, schema: Any) -> Any:
-        """What a schema refers to; anything where references lead nowhere."""
+        """What a schema refers to; anything where a reference does not resolve."""
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict):
                 return schema
