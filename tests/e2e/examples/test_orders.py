@@ -92,7 +92,7 @@ def test_a_real_model_learns_to_answer_customers(seed: int) -> None:
     untrained, warm, tuned = summary["stages"]
     assert untrained["grade"] < 0.1
     assert 0.3 < warm["grade"] < 0.95
-    assert tuned["grade"] > max(0.85, warm["grade"] + 0.1)
+    assert tuned["grade"] > max(0.95, warm["grade"] + 0.1)
     assert tuned["tool_calls"] < warm["tool_calls"]
-    assert tuned["completion_tokens"] < warm["completion_tokens"]
+    assert tuned["completion_tokens"] < 1.1 * warm["completion_tokens"]  # an answer to all parts may be longer
     assert processes_left() == []
