@@ -20,6 +20,7 @@ from actors.engine.chat_engine import ChatEngine
 from actors.engine.chat_model import Refusal
 from actors.engine.dialects import find_dialect, round_trip
 from actors.engine.parsing import TurnParser, parser_of
+from actors.engine.structure import required_calls
 from actors.engine.vllm_engine import Completion, Engine, EngineConfig
 from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from tests.support.builders import task
@@ -247,28 +248,6 @@ async def test_tool_choice_is_obeyed_in_the_familys_form(served: ChatEngine) -> 
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["gpt_oss", "kimi_k2", "gemma4", "lfm2"])
-async def test_calls_in_forms_of_their_own_follow_a_schema(name: str, tmp_path: Path) -> None:
-    served = ChatEngine(
-        EngineConfig(str(TINY[name].write(tmp_path / name)), "float32", CONTEXT, max_num_seqs=16, seed=0),
-        ServeSettings(context_length=CONTEXT, max_completion_tokens=200, max_thinking_tokens=THINKING_TOKENS),
-    )
-    assert await served.start() is None
-    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": NUMBER}}
-    body = {"messages": list(TASK.messages), "tools": list(TOOLS), "response_format": form, "temperature": TEMPERATURE}
-    try:
-        answers: list[Any] = await asyncio.gather(*(served.chat({**body, "seed": seed}) for seed in range(16)))
-    finally:
-        await served.shutdown()
-    ended = [choice for answer in answers if (choice := answer["choices"][0])["finish_reason"] != "length"]
-    called = [call for choice in ended for call in choice["message"].get("tool_calls") or ()]
-    said = [choice["message"]["content"] for choice in ended if not choice["message"].get("tool_calls")]
-    assert called and all(call["function"]["name"] == "find_order" for call in called)
-    assert all(type(json.loads(call["function"]["arguments"])["order_id"]) is int for call in called)
-    assert said and all(1000 <= int(text) <= 9999 for text in said)
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["muse_glimmer"])
 async def test_a_family_without_a_grammar_is_served_and_refuses_a_schema(name: str, tmp_path: Path) -> None:
     served = ChatEngine(
@@ -337,3 +316,25 @@ async def test_every_family_trains_what_it_sampled(name: str, tmp_path: Path) ->
     assert_the_learner_agrees(sampled, folder, renderer)
     ends = {completion.token_ids[-1] for one in sampled for _, completion in one.turns if completion.stopped}
     assert len(renderer.end_tokens) == 1 or len(ends) > 1
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["gpt_oss", "kimi_k2", "gemma4", "lfm2"])
+async def test_turns_in_forms_of_their_own_follow_a_schema(name: str, tmp_path: Path) -> None:
+    folder = TINY[name].write(tmp_path / name)
+    renderer, _ = find_dialect(AutoTokenizer.from_pretrained(folder), UNKNOWN)
+    parse = parser_of(renderer.family, renderer.tokenizer)
+    calls = required_calls(renderer, TOOLS, THINKING_TOKENS, alone=False)
+    marks = renderer.dialect.thought_marks
+    engine = Engine(EngineConfig(str(folder), "float32", CONTEXT, max_num_seqs=16, seed=0, thought_marks=marks))
+    await engine.start()
+    try:
+        free = await asyncio.gather(*(sample(engine, renderer, parse, number) for number in range(16)))
+        forced = await asyncio.gather(*(sample(engine, renderer, parse, number, calls) for number in range(4)))
+    finally:
+        engine.shutdown()
+    answers = [one.rollout.answer for one in free if one.rollout.finish == "answer"]
+    assert answers and all(1000 <= int(answer) <= 9999 for answer in answers)
+    made = [call for one in forced for turn in one.rollout.turns for call in turn.calls]
+    assert made and all(call.name == "find_order" for call in made)
+    assert all(type(json.loads(call.arguments)["order_id"]) is int for call in made)
