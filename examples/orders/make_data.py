@@ -17,7 +17,7 @@ NUM_TRAIN: Final = 224
 NUM_TEST: Final = 120
 SYSTEM: Final = {"role": "system", "content": "You are the support agent of a shop."}
 NEEDLESS_SHARE: Final = 0.75
-"""How often the agent of the shop, having looked up an order, also looks up the price of its item and says it, unasked."""
+"""How often the agent of the shop, having looked up an order, also looks up and says the price of its item, unasked."""
 UNASKED: Final = "The {} costs {} dollars."
 CHATTY: Final = ("{}", "Thank you for asking! {}", "{} Is there anything else?")
 
