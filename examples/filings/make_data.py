@@ -39,7 +39,7 @@ def row(filing: Filing, points: Sequence[Topic], text: str) -> dict[str, Any]:
 
 
 def conversation(archive: Archive, filing: Filing, task: dict[str, Any], rng: random.Random) -> dict[str, Any]:
-    """A row for the warm start: one search, then all sections at once. Some are not needed, some citations are false."""
+    """A row for the warm start: one search, then all sections at once. Some are needless, some citations are false."""
     asked: list[Topic] = task["points"]
     others = [topic for topic in TOPICS if topic not in asked]
     read = [*asked, rng.choice(others)] if rng.random() < CHATTY_SHARE else asked
