@@ -88,7 +88,7 @@ class _Writer:
         return "\n".join((f"root ::= {arguments}", *self._rules))
 
     def _followed(self, schema: Any) -> Any:
-        """What a schema refers to; anything where a reference does not resolve."""
+        """What a schema refers to; True where a reference does not resolve, as one to an anchor."""
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict):
                 return schema
@@ -104,7 +104,7 @@ class _Writer:
         return f"r{len(self._rules) - 1}"
 
     def _value(self, schema: Any) -> str:
-        """The rule of a value, which is written once for each part of the schema."""
+        """The rule of a value, which is written once for each part of the schema. Without a type it is a scalar."""
         schema = self._followed(schema)
         if not isinstance(schema, dict):
             return self._rule(_either(self._typed(kind, {}) for kind in _SCALARS))

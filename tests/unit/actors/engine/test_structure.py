@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from actors.engine.dialects import PROBE_CALLS, PROBE_TOOLS, round_trip
 from actors.engine.parsing import ParsedTurn, parser_of
-from actors.engine.structure import NoGrammar, grammar_mistake, structure_of
+from actors.engine.structure import NoGrammar, grammar_mistake, structure_of, turn_structure
 from tests.support.families import TINY
 from trainer.chat.dialect import Dialect
 from trainer.chat.families import FAMILIES
@@ -111,3 +111,4 @@ def test_a_family_without_a_grammar_is_named(name: str, tmp_path: Path) -> None:
 def test_without_tools_a_family_whose_calls_have_no_grammar_is_constrained() -> None:
     assert "calls of the model family mistral" in str(grammar_mistake(MISTRAL, calls=True))
     assert grammar_mistake(MISTRAL, calls=False) is None
+    assert turn_structure((), ANSWER, MISTRAL.calls) is not None

@@ -88,7 +88,8 @@ async def test_a_checkpoint_carries_what_the_job_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "offers", "wrong"), [("muse_glimmer", True, True), ("lfm2", True, False), ("glm4", True, False)]
+    ("family", "offers", "wrong"),
+    [("muse_glimmer", True, True), ("lfm2", True, False), ("lfm2", False, False), ("glm4", True, False)],
 )
 async def test_a_response_format_with_tools_needs_a_grammar_of_the_familys_calls(
     tmp_path: Path, family: str, offers: bool, wrong: bool
