@@ -31,11 +31,14 @@ class Health:
         self._starved = 0
         self._calls_no_tools = False
 
-    def starved(self, batch: Batch, step: int) -> None:
+    def starved(self, batch: Batch, step: int) -> bool:
         """Report a batch without any group to train on; `step` is the last one that is done.
 
+        Returns:
+            Whether nothing is left to learn: it was the third in a row after a step, and all its answers are right.
+
         Raises:
-            Halted: It was the third in a row.
+            Halted: It was the third in a row, for another cause or before the first step.
         """
         self._starved += 1
         discarded = Counter(d.reason for group in batch.all_groups for d in group.discarded)
@@ -54,10 +57,13 @@ class Health:
             )
         )
         self._check_calls(batch, step + 1)
-        if self._starved >= STARVED_BATCHES_ALLOWED:
+        if self._starved < STARVED_BATCHES_ALLOWED:
+            return False
+        if found.cause != "all_right" or step == 0:
             counts = how_many(batch.without_signal, batch.num_lost)
             what = f"{self._starved} batches in a row had no group with a signal to learn from (the last one: {counts})"
             raise Halted(f"{what}: {found}", public=f"{what}: {replace(found, error='')}")
+        return True
 
     def check(self, batch: Batch, step: int, metrics: dict[str, float]) -> None:
         """Check a step that is done, given its batch and metrics.

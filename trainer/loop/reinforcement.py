@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from trainer.algorithm.advantage import advantages, signal_of
 from trainer.data.rows import RowOrder
 from trainer.errors import Halted, LearnerFailed, first_error
-from trainer.events import EarlyStopped, PhaseBegan, StepDone, UpdateSkipped, UpdatesReplayed
+from trainer.events import EarlyStopped, NothingLeftToLearn, PhaseBegan, StepDone, UpdateSkipped, UpdatesReplayed
 from trainer.loop.buffer import TRAIN, Batch, Buffer
 from trainer.loop.checkpoint import Checkpoints, LoopState
 from trainer.loop.disk import Disk
@@ -94,6 +94,7 @@ class Loop:
         self._finished: dict[int, Group] = {}  # recorded groups of an earlier start that no batch has taken
         self._reported: Container[int] = ()
         self._unreported: list[_Learned] = []
+        self._nothing_left = False
 
     async def resume(self, reported: Container[int] = ()) -> None:
         """Continue from the latest checkpoint: restore learner, state and engines, and replay the batches since.
@@ -130,7 +131,7 @@ class Loop:
         self._disk.stop()
 
     async def run(self) -> LoopState:
-        """Train to the last step, until validations stop gaining, or until `stop`.
+        """Train to the last step, until validations stop gaining or nothing is left to learn, or until `stop`.
 
         Raises:
             UserError: An endpoint refuses access.
@@ -161,6 +162,8 @@ class Loop:
                     step=self._progress.step, best_step=best.step, best_reward=best.valid_reward, total_steps=plan.steps
                 )
             )
+        if self._nothing_left:
+            self._sink.emit(NothingLeftToLearn(step=self._progress.step, total_steps=plan.steps))
         return self._progress.state
 
     @property
@@ -178,7 +181,7 @@ class Loop:
         for learned in self._unreported:
             await self._finish(learned, time.monotonic(), {})
         self._unreported.clear()
-        while self._progress.has_steps_left and not self._stopping.is_set() and not self._is_over:
+        while self._progress.has_steps_left and not (self._stopping.is_set() or self._is_over or self._nothing_left):
             started = time.monotonic()
             batch = await self._unless_stopped(self._next_batch())
             if batch is None:
@@ -191,7 +194,7 @@ class Loop:
             else:
                 self._progress.state = _past(self._progress.state, batch)
                 async with self._distrusted(batch):
-                    self._health.starved(batch, self._progress.step)
+                    self._nothing_left = self._health.starved(batch, self._progress.step)
 
     async def _next_batch(self) -> Batch:
         """The next batch. Meanwhile a lost learner is found: engines may wait for it, and the batch for them."""

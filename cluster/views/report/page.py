@@ -24,7 +24,7 @@ from cluster.views.report.charts import figures, quality
 from cluster.views.report.rows import rows_of
 from cluster.views.traces import SHOWN_CHARS, call_note, cut, facts, own_keys, said, turn_note
 from trainer.errors import UserError
-from trainer.events import EarlyStopped, FewerCalls
+from trainer.events import EarlyStopped, FewerCalls, NothingLeftToLearn
 from trainer.run_events import RunEvent
 from trainer.types import Evaluation, Group
 
@@ -147,7 +147,7 @@ def _notice(
     events: Sequence[RunEvent],
 ) -> str:
     """A sentence on what is missing in a run that has ended early or is still running; empty if nothing is."""
-    early = [event for event in events if isinstance(event.event, EarlyStopped)]
+    early = [event for event in events if isinstance(event.event, EarlyStopped | NothingLeftToLearn)]
     if early and steps and early[-1].step == steps[-1]["step"]:
         return f"This run {early[-1].message}."
     total = int(steps[-1].get("total_steps", 0)) if steps else job.get("plan", {}).get("steps", 0)

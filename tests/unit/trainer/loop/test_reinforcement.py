@@ -14,9 +14,17 @@ from typing import Any
 import pytest
 
 from tests.support.fakes import FakeLearner, FakeRollouts
-from tests.support.loops import Made
+from tests.support.loops import NEVER, Made
 from trainer.errors import EndpointRefused, Halted
-from trainer.events import BatchStarved, EngineLearnerGap, Evaluated, JobResumed, NoToolCalls, UpdateSkipped
+from trainer.events import (
+    BatchStarved,
+    EngineLearnerGap,
+    Evaluated,
+    JobResumed,
+    NothingLeftToLearn,
+    NoToolCalls,
+    UpdateSkipped,
+)
 from trainer.metrics import metric_of
 from trainer.types import GroupRequest, StepReport, ToolCall, ToolResult, Turn
 
@@ -149,6 +157,24 @@ async def test_starvation_warns_and_then_stops_the_job(tmp_path: Path) -> None:
     assert [event.times for event in made.sink.of(BatchStarved)] == [1, 2, 3]
     assert made.sink.of(BatchStarved)[0].without_signal == {"all_wrong": 4.0}
     assert made.learner.batches == []
+
+
+async def test_a_job_that_has_learned_all_ends_with_its_last_checkpoint(tmp_path: Path) -> None:
+    def grades(request: GroupRequest) -> list[float]:
+        return [1.0] * 4 if made.rollouts.version == 2 else [0.0, 1.0, 1.0, 0.0]
+
+    made = Made(tmp_path, FakeRollouts(grades), staleness=0, steps=6, validate=False, interval=NEVER)
+    state = await made.loop.run()
+    assert state.step == 2 and not made.loop.stopped_early
+    assert made.sink.events[-1] == NothingLeftToLearn(step=2, total_steps=6)
+    latest = made.checkpoints.latest()
+    assert latest is not None and latest[1].step == 2
+
+
+async def test_a_job_whose_first_answers_are_all_right_has_nothing_to_train(tmp_path: Path) -> None:
+    made = Made(tmp_path, FakeRollouts(lambda request: [1.0] * 4), validate=False)
+    with pytest.raises(Halted, match="every answer is right already; take harder rows"):
+        await made.loop.run()
 
 
 async def test_the_segments_of_a_rollout_share_its_advantage_and_follow_each_other(tmp_path: Path) -> None:
