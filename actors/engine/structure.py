@@ -59,7 +59,7 @@ def grammar_mistake(family: Family, *, calls: bool) -> str | None:
     """Why turns of a family, with or without calls, cannot be constrained; None if they can."""
     if family.reasoning_parser is not None and family.messages is None:
         return f"there is no grammar for the turns of the model family {family.name}"
-    if calls and family.calls is None:
+    if calls and not family.calls:
         return f"there is no grammar for the calls of the model family {family.name}"
     return None
 
@@ -81,7 +81,7 @@ def structure_of(
         raise NoGrammar(mistake)
     family, thought = renderer.family, thought_structure(renderer, max_thinking_tokens)
     before = "" if family.messages is None else family.messages.answer
-    return turn_structure(tools, response_schema, family.calls, thought, before)
+    return turn_structure(tools, response_schema, renderer.form.calls, thought, before)
 
 
 def turn_structure(
@@ -115,7 +115,7 @@ def required_calls(
     renderer: Renderer, tools: Sequence[dict[str, Any]], max_thinking_tokens: int | None, *, alone: bool
 ) -> str | None:
     """The structural tag of a turn that calls some of these tools, or one only; None if there is no form of calls."""
-    form = renderer.family.calls
+    form = renderer.form.calls
     if form is None:
         return None
     return _tag(thought_structure(renderer, max_thinking_tokens), _calls(tools, form, alone=alone))
@@ -152,7 +152,7 @@ def _call_tag(tool: dict[str, Any], form: CallForm, begin: str) -> dict[str, Any
     else:
         style = {} if form.style == "json" else {"style": form.style}
         content = {"type": "json_schema", "json_schema": schema, **style}
-    if form.after_index is not None:
-        index = {"type": "regex", "pattern": "[0-9]{1,4}"}
-        content = {"type": "sequence", "elements": [index, _text(form.after_index), content]}
+    around = [[{"type": "regex", "pattern": pattern}] if pattern else [] for pattern in (form.head, form.tail)]
+    if any(around):
+        content = {"type": "sequence", "elements": [*around[0], content, *around[1]]}
     return {"type": "tag", "begin": begin.format(name=function["name"]), "content": content, "end": form.end}

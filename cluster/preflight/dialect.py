@@ -81,7 +81,7 @@ def grammar_problems(reinforcement: Reinforcement, family: Family, *, calls: boo
     if reinforcement.response_format is None:
         return []
     mistake = grammar_mistake(family, calls=calls)
-    known = ", ".join(family.name for family in FAMILIES if family.calls is not None)
+    known = ", ".join(family.name for family in FAMILIES if family.calls)
     remedy = f"leave it out and ask for the form in the prompt, or use a model of another family ({known})"
     field = "method.reinforcement.response_format"
     return [] if mistake is None else [Problem("no_call_grammar", field, mistake, remedy)]

@@ -121,7 +121,7 @@ def examine(renderer: Renderer, *, reads_calls: bool) -> Examined:
         shows_system=_SYSTEM["content"] in _shown(renderer, [_SYSTEM, _QUESTION]),
         appends=form.appends(1, says=False, thinks=thought != "none"),
         samples=_num_samples(renderer) if reads_calls else 0,
-        structured=renderer.family.calls is not None,
+        structured=renderer.form.calls is not None,
     )
 
 

@@ -42,12 +42,12 @@ A dash: not tried, or the family has no such thing.
 COLUMNS = ("template", "parser", "thoughts", "parallel calls", "supervised", "structured output", "engine and learner")
 WITH_TINY_WEIGHTS = (
     *("hermes", "qwen3_coder", "llama3", "gemma4", "glm4", "gpt_oss", "lfm2", "muse_glimmer"),
-    *("kimi_k2", "deepseek_v3", "deepseek_v31"),
+    *("kimi_k2", "mistral", "deepseek_v3", "deepseek_v31"),
 )
 """The families that `tests/ray/test_families.py` trains."""
 _WITH_REAL_VOCABULARY = ("qwen3_coder", "gpt_oss")
 _WITH_REAL_WEIGHTS = ("hermes",)
-_CONSTRAINED = ("hermes", "qwen3_coder", "gpt_oss", "gemma4", "lfm2", "kimi_k2")
+_CONSTRAINED = ("hermes", "qwen3_coder", "gpt_oss", "gemma4", "lfm2", "kimi_k2", "mistral")
 """The families whose structured output an engine sampled in a test."""
 
 

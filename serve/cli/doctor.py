@@ -96,7 +96,7 @@ def _show_families(as_json: bool) -> None:
             "tool_parser": family.tool_parser,
             "end_tokens": list(family.end_tokens),
             "thoughts": family.reasoning_parser or " ".join(family.thought_marks),
-            "structured": family.calls is not None,
+            "structured": bool(family.calls),
         }
         if as_json:
             typer.echo(json.dumps(row))

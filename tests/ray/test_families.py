@@ -319,7 +319,7 @@ async def test_every_family_trains_what_it_sampled(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["gpt_oss", "kimi_k2", "gemma4", "lfm2"])
+@pytest.mark.parametrize("name", ["gpt_oss", "kimi_k2", "gemma4", "lfm2", "mistral"])
 async def test_turns_in_forms_of_their_own_follow_a_schema(name: str, tmp_path: Path) -> None:
     folder = TINY[name].write(tmp_path / name)
     renderer, _ = find_dialect(AutoTokenizer.from_pretrained(folder), UNKNOWN)

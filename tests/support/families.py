@@ -200,6 +200,25 @@ _DEEPSEEK = r"""
 {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}<｜Assistant｜>{% endif %}"""
+_MISTRAL = r"""
+{{- '<s>' }}
+{%- if tools %}{{ '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{% endif %}
+{%- for m in messages %}
+{%- if m.role == 'tool' %}{{ '[TOOL_RESULTS]' + m.content + '[/TOOL_RESULTS]' }}
+{%- elif m.role == 'assistant' %}{{ m.content }}
+{%- for c in m.tool_calls or [] %}
+{%- if c.id | length != 9 %}{{ raise_exception('ids have nine letters and digits') }}{% endif %}
+{{- CALL }}
+{%- endfor %}{{ '</s>' }}
+{%- else %}{{ '[INST]' + m.content + '[/INST]' }}
+{%- endif %}
+{%- endfor %}"""
+_MARKED = "'[TOOL_CALLS]' + c.function.name + '[ARGS]' + (c.function.arguments | tojson)"
+_LISTED = r"""('[TOOL_CALLS][' if loop.first else ', ') + '{"name": "' + c.function.name + '", "arguments": '
+   + (c.function.arguments | tojson) + ', "id": "' + c.id + '"}' + (']' if loop.last else '')"""
+_MISTRAL_TOKENS = ("[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]")
+MISTRAL_LIST = TinyFamily(_MISTRAL.replace("CALL }}", f"{_LISTED} }}}}"), "</s>", _MISTRAL_TOKENS)
+"""As Mistral wrote until 2024."""
 _V3 = r"""'<｜tool▁call▁begin｜>function<｜tool▁sep｜>' + c.function.name
    + '\n```json\n' + (c.function.arguments | tojson) + '\n```'"""
 _V31 = "'<｜tool▁call▁begin｜>' + c.function.name + '<｜tool▁sep｜>' + (c.function.arguments | tojson)"
@@ -214,6 +233,7 @@ TINY = {
     "lfm2": TinyFamily(LFM2, "<|im_end|>"),
     "muse_glimmer": TinyFamily(MUSE_GLIMMER, "<|eot|>"),
     "kimi_k2": TinyFamily(KIMI_K2, "<|im_end|>"),
+    "mistral": TinyFamily(_MISTRAL.replace("CALL }}", f"{_MARKED} }}}}"), "</s>", (*_MISTRAL_TOKENS, "[ARGS]")),
     "deepseek_v3": TinyFamily(_DEEPSEEK.replace("CALL", _V3).replace("SEPARATOR", r"'\n'"), "<｜end▁of▁sentence｜>"),
     "deepseek_v31": TinyFamily(_DEEPSEEK.replace("CALL", _V31).replace("SEPARATOR", "''"), "<｜end▁of▁sentence｜>"),
 }

@@ -20,13 +20,13 @@ class CallForm:
 
     Attributes:
         begin: The text before the arguments; `{name}` stands for the tool's name.
-        after_index: The text between the call's index, a number after `begin`, and the arguments; None: there is no
-            index.
         end: The text after them.
         separator: The text between two calls; None: a turn has one.
         style: How the arguments are written: a style of xgrammar's JSON schema format, or of `actors.engine.literals`.
         before: The text before the first call of a turn.
         after: The text after the last one.
+        head: A pattern of what is between `begin` and the arguments, such as a number.
+        tail: A pattern of what is between the arguments and `end`.
         also: Other texts that models of the family write in place of `begin`.
     """
 
@@ -36,7 +36,8 @@ class CallForm:
     style: str = "json"
     before: str = ""
     after: str = ""
-    after_index: str | None = None
+    head: str = ""
+    tail: str = ""
     also: tuple[str, ...] = ()
 
 
@@ -62,7 +63,8 @@ class Family:
     Attributes:
         tool_parser: vLLM's tool parser that reads their calls.
         reasoning_parser: vLLM's reasoning parser, where a thought is a message of its own and not between marks.
-        calls: The form of calls; None: answers cannot be constrained where there are tools.
+        calls: The forms of calls, of which a template writes one; without any, answers cannot be constrained where
+            there are tools.
         messages: The form of turns, where they are several messages; None: they are not, or are not constrained.
         call_mark: A text that each turn with calls has, and no answer; None: there is none.
         thought_marks: The tokens around a thought.
@@ -78,7 +80,7 @@ class Family:
     name: str
     tool_parser: str
     reasoning_parser: str | None = None
-    calls: CallForm | None = None
+    calls: tuple[CallForm, ...] = ()
     messages: MessageForm | None = None
     call_mark: str | None = None
     thought_marks: tuple[str, str] = ("<think>", "</think>")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache, cached_property
 from typing import Any, Protocol
 
-from trainer.chat.family import Family
+from trainer.chat.family import CallForm, Family
 from trainer.chat.template import RenderFailed
 from trainer.types import Message, ToolSchema
 
@@ -58,6 +58,14 @@ class TemplateForm:
         """Whether a call in the history is in the prompt."""
         message = _turn([("probe_tool", _VALUE.format(0))], self.takes_objects)
         return _VALUE.format(0) in (self._tried([_QUESTION, message]) or "")
+
+    @cached_property
+    def calls(self) -> CallForm | None:
+        """The form of calls: of the family's forms the one in which the template writes them, else the first."""
+        text = self._tried([_QUESTION, _turn([("probe_tool", _VALUE.format(0))], self.takes_objects)]) or ""
+        forms = self._family.calls
+        written = (form for form in forms if form.before + form.begin.format(name="probe_tool") in text)
+        return next(written, forms[0] if forms else None)
 
     @cached_property
     def takes_objects(self) -> bool:

@@ -10,19 +10,23 @@ _END = "<｜tool▁calls▁end｜>"
 DEEPSEEK_V3 = Family(
     name="deepseek_v3",
     tool_parser="deepseek_v3",
-    calls=CallForm(
-        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
-        "\n```<｜tool▁call▁end｜>",
-        before=_MARK,
-        after=_END,
+    calls=(
+        CallForm(
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
+            "\n```<｜tool▁call▁end｜>",
+            before=_MARK,
+            after=_END,
+        ),
     ),
     call_mark=_MARK,
 )
 DEEPSEEK_V31 = Family(
     name="deepseek_v31",
     tool_parser="deepseek_v31",
-    calls=CallForm(
-        "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>", "<｜tool▁call▁end｜>", separator="", before=_MARK, after=_END
+    calls=(
+        CallForm(
+            "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>", "<｜tool▁call▁end｜>", separator="", before=_MARK, after=_END
+        ),
     ),
     call_mark=_MARK,
 )

@@ -7,7 +7,7 @@ from trainer.chat.family import CallForm, Family
 GEMMA4 = Family(
     name="gemma4",
     tool_parser="gemma4",
-    calls=CallForm("<|tool_call>call:{name}{{", "}<tool_call|>", separator="", style="gemma"),
+    calls=(CallForm("<|tool_call>call:{name}{{", "}<tool_call|>", separator="", style="gemma"),),
     call_mark="<|tool_call>",
     thought_marks=("<|channel>", "<channel|>"),
     thought_head="thought\n",

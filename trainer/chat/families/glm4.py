@@ -7,7 +7,7 @@ from trainer.chat.family import CallForm, Family
 GLM4 = Family(
     name="glm4",
     tool_parser="glm45",
-    calls=CallForm("<tool_call>{name}\n", "\n</tool_call>", style="glm_xml"),
+    calls=(CallForm("<tool_call>{name}\n", "\n</tool_call>", style="glm_xml"),),
     call_mark="<tool_call>",
     end_tokens=("<|user|>", "<|observation|>", "<|endoftext|>"),
 )

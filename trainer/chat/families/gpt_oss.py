@@ -8,13 +8,15 @@ GPT_OSS = Family(
     name="gpt_oss",
     tool_parser="openai",
     reasoning_parser="openai_gptoss",
-    calls=CallForm(
-        " to=functions.{name}<|channel|>commentary json<|message|>",
-        "",
-        separator=None,
-        also=(
-            "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
-            " to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>",
+    calls=(
+        CallForm(
+            " to=functions.{name}<|channel|>commentary json<|message|>",
+            "",
+            separator=None,
+            also=(
+                "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
+                " to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>",
+            ),
         ),
     ),
     messages=MessageForm(

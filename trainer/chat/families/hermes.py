@@ -17,7 +17,7 @@ def _write(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 HERMES = Family(
     name="hermes",
     tool_parser="hermes",
-    calls=CallForm('<tool_call>\n{{"name": "{name}", "arguments": ', "}\n</tool_call>"),
+    calls=(CallForm('<tool_call>\n{{"name": "{name}", "arguments": ', "}\n</tool_call>"),),
     call_mark="<tool_call>",
     write_calls=_write,
 )

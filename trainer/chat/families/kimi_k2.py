@@ -7,13 +7,15 @@ from trainer.chat.family import CallForm, Family
 KIMI_K2 = Family(
     name="kimi_k2",
     tool_parser="kimi_k2",
-    calls=CallForm(
-        "<|tool_call_begin|>functions.{name}:",
-        "<|tool_call_end|>",
-        separator="",
-        before="<|tool_calls_section_begin|>",
-        after="<|tool_calls_section_end|>",
-        after_index="<|tool_call_argument_begin|>",
+    calls=(
+        CallForm(
+            "<|tool_call_begin|>functions.{name}:",
+            "<|tool_call_end|>",
+            head=r"[0-9]{1,4}<\|tool_call_argument_begin\|>",
+            separator="",
+            before="<|tool_calls_section_begin|>",
+            after="<|tool_calls_section_end|>",
+        ),
     ),
     call_mark="<|tool_calls_section_begin|>",
     exact=False,  # results name the ids of their calls

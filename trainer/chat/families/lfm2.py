@@ -16,8 +16,10 @@ def _write(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 LFM2 = Family(
     name="lfm2",
     tool_parser="lfm2",
-    calls=CallForm(
-        "{name}(", ")", separator=", ", style="python", before="<|tool_call_start|>[", after="]<|tool_call_end|>"
+    calls=(
+        CallForm(
+            "{name}(", ")", separator=", ", style="python", before="<|tool_call_start|>[", after="]<|tool_call_end|>"
+        ),
     ),
     call_mark="<|tool_call_start|>",
     write_calls=_write,

@@ -7,5 +7,5 @@ from trainer.chat.family import CallForm, Family
 LLAMA3 = Family(
     name="llama3",
     tool_parser="llama3_json",
-    calls=CallForm('{{"name": "{name}", "parameters": ', "}", separator="; "),
+    calls=(CallForm('{{"name": "{name}", "parameters": ', "}", separator="; "),),
 )

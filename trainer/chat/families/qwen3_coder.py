@@ -7,6 +7,6 @@ from trainer.chat.family import CallForm, Family
 QWEN3_CODER = Family(
     name="qwen3_coder",
     tool_parser="qwen3_coder",
-    calls=CallForm("<tool_call>\n<function={name}>\n", "\n</function>\n</tool_call>", style="qwen_xml"),
+    calls=(CallForm("<tool_call>\n<function={name}>\n", "\n</function>\n</tool_call>", style="qwen_xml"),),
     call_mark="<tool_call>",
 )

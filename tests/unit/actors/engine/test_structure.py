@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +14,26 @@ from transformers import AutoTokenizer
 from actors.engine.dialects import PROBE_CALLS, PROBE_TOOLS, round_trip
 from actors.engine.parsing import ParsedTurn, parser_of
 from actors.engine.structure import NoGrammar, grammar_mistake, structure_of, turn_structure
-from tests.support.families import TINY
+from tests.support.families import MISTRAL_LIST, TINY, TinyFamily
 from trainer.chat.dialect import Dialect
 from trainer.chat.families import FAMILIES
 from trainer.chat.families.gpt_oss import GPT_OSS
-from trainer.chat.families.mistral import MISTRAL
+from trainer.chat.family import Family
 from trainer.chat.renderer import Renderer
 from trainer.model.batch import pack
 from trainer.model.grammar import Grammars
 from trainer.types import TrainSequence
 
-WITH_GRAMMAR = [family.name for family in FAMILIES if family.calls is not None]
+WITH_GRAMMAR = [family.name for family in FAMILIES if family.calls]
 ANSWER = {"type": "object", "properties": {"rule": {"type": "integer"}}, "required": ["rule"]}
 
 
 class Case:
     """A family's tiny model: its renderer, the grammar of its turns, and the learner's view of it."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, tiny: TinyFamily | None = None) -> None:
         [family] = [family for family in FAMILIES if family.name == name]
-        TINY[name].write(folder)
+        (tiny or TINY[name]).write(folder)
         self.renderer = Renderer(AutoTokenizer.from_pretrained(folder), Dialect(name, family.tool_parser))
         self.ends = tuple(self.renderer.end_tokens)
         self.grammars = Grammars(folder, self.ends)
@@ -57,9 +58,10 @@ class Case:
         return int(self.grammars.constrain(batch)[0].weights.sum()), len(sampled)
 
 
-@pytest.fixture(scope="module", params=WITH_GRAMMAR)
+@pytest.fixture(scope="module", params=[*WITH_GRAMMAR, "mistral_list"])
 def case(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return Case(request.param, tmp_path_factory.mktemp(request.param))
+    folder = tmp_path_factory.mktemp(request.param)
+    return Case("mistral", folder, MISTRAL_LIST) if request.param == "mistral_list" else Case(request.param, folder)
 
 
 def test_calls_and_answers_as_the_template_writes_them_are_accepted_with_each_end_token(case: Case) -> None:
@@ -77,7 +79,7 @@ def test_calls_and_answers_as_the_template_writes_them_are_accepted_with_each_en
 
 def test_what_else_a_family_writes_before_arguments_is_accepted_and_read(tmp_path: Path) -> None:
     case = Case("gpt_oss", tmp_path)
-    form, read = GPT_OSS.calls, parser_of(GPT_OSS, case.renderer.tokenizer)
+    form, read = case.renderer.form.calls, parser_of(GPT_OSS, case.renderer.tokenizer)
     assert form is not None and form.also
     name, arguments = PROBE_CALLS[0]
     for begin in form.also:
@@ -85,6 +87,16 @@ def test_what_else_a_family_writes_before_arguments_is_accepted_and_read(tmp_pat
         accepted, of = case.num_accepted(text, case.ends[0])
         assert accepted == of, text
         assert [(name, json.loads(given)) for name, given in read(text, PROBE_TOOLS).calls] == [PROBE_CALLS[0]]
+
+
+def test_a_list_of_calls_needs_no_ids(tmp_path: Path) -> None:
+    case = Case("mistral", tmp_path, MISTRAL_LIST)
+    text, read = case.turn(2), parser_of(case.renderer.family, case.renderer.tokenizer)
+    without = re.sub(', "id": "[^"]*"', "", text)
+    assert without != text
+    accepted, of = case.num_accepted(without, case.ends[0])
+    assert accepted == of, without
+    assert [(name, json.loads(given)) for name, given in read(without, PROBE_TOOLS).calls] == list(PROBE_CALLS)
 
 
 def test_another_tool_a_missing_argument_and_a_call_that_is_cut_are_refused(case: Case) -> None:
@@ -109,6 +121,7 @@ def test_a_family_without_a_grammar_is_named(name: str, tmp_path: Path) -> None:
 
 
 def test_without_tools_a_family_whose_calls_have_no_grammar_is_constrained() -> None:
-    assert "calls of the model family mistral" in str(grammar_mistake(MISTRAL, calls=True))
-    assert grammar_mistake(MISTRAL, calls=False) is None
-    assert turn_structure((), ANSWER, MISTRAL.calls) is not None
+    family = Family("new", "new")
+    assert "calls of the model family new" in str(grammar_mistake(family, calls=True))
+    assert grammar_mistake(family, calls=False) is None
+    assert turn_structure((), ANSWER, None) is not None
