@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.chat.family import Family
+from trainer.spec.inline import inlined
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,16 @@ class VllmParser:
         """A cached request with these tools; creating one is slow."""
         key = json.dumps(tools)
         if key not in self._requests:
-            self._requests[key] = self._request_class(model="policy", messages=[], tools=list(tools) or None)
+            plain = [_without_references(tool) for tool in tools] if '"$ref"' in key else list(tools)
+            self._requests[key] = self._request_class(model="policy", messages=[], tools=plain or None)
         return self._requests[key]
+
+
+def _without_references(tool: dict[str, Any]) -> dict[str, Any]:
+    """The tool with what its parameters refer to written out, for parsers that look for types; as it is if endless."""
+    function = tool["function"]
+    parameters, _ = inlined(function.get("parameters"), function.get("parameters"))
+    return tool if parameters is None else {**tool, "function": {**function, "parameters": parameters}}
 
 
 HARMONY = "openai"

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from serve.projects import hints
-from serve.projects.inline import inlined
 from serve.projects.tools import NAME, NAME_RULE, Tool, chosen, described, refuse
 from trainer.data.bounded_file import read_bounded
 from trainer.errors import Problem, UserError
+from trainer.spec.inline import inlined
 from trainer.spec.json_schema import schema_mistake
 
 MAX_SOURCE_BYTES = 1 << 20

@@ -1,10 +1,16 @@
-"""Turns of gpt-oss, in the vocabulary and the format of `openai_harmony` itself."""
+"""Turns of gpt-oss, in the format of `openai_harmony` itself, and calls whose schemas have references."""
 
 from __future__ import annotations
 
-import pytest
+import json
+from pathlib import Path
 
-from actors.engine.parsing import HarmonyParser, ParsedTurn
+import pytest
+from transformers import AutoTokenizer
+
+from actors.engine.parsing import HarmonyParser, ParsedTurn, parser_of
+from tests.support.families import TINY
+from trainer.chat.families import FAMILIES
 
 PARSE = HarmonyParser()
 THINKS = "<|channel|>analysis<|message|>I look it up.<|end|>"
@@ -42,3 +48,38 @@ def test_a_turn_in_harmonys_format(text: str, turn: ParsedTurn) -> None:
 
 def test_a_turn_that_is_no_harmony_is_no_call() -> None:
     assert PARSE("<|message|><|message|><|start|>", ()).calls == ()
+
+
+ITEM = {"type": "object", "properties": {"name": {"type": "string"}, "count": {"type": "integer"}}}
+BASKET = {
+    "type": "object",
+    "properties": {"item": {"$ref": "#/$defs/Item"}, "count": {"$ref": "#/$defs/Count"}, "name": {"type": "string"}},
+    "$defs": {"Item": ITEM, "Count": {"type": "integer"}},
+}
+
+
+WRITTEN = {
+    "gemma4": '<|tool_call>call:buy{item:{name:<|"|>7<|"|>,count:2},count:3,name:<|"|>8<|"|>}<tool_call|>',
+    "glm4": '<tool_call>buy\n<arg_key>item</arg_key>\n<arg_value>{"name": "7", "count": 2}</arg_value>\n'
+    "<arg_key>count</arg_key>\n<arg_value>3</arg_value>\n<arg_key>name</arg_key>\n<arg_value>8</arg_value>\n</tool_call>",
+    "qwen3_coder": '<tool_call>\n<function=buy>\n<parameter=item>\n{"name": "7", "count": 2}\n</parameter>\n'
+    "<parameter=count>\n3\n</parameter>\n<parameter=name>\n8\n</parameter>\n</function>\n</tool_call>",
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_arguments_have_the_types_that_their_schema_refers_to(name: str, tmp_path: Path) -> None:
+    [family] = [family for family in FAMILIES if family.name == name]
+    parse = parser_of(family, AutoTokenizer.from_pretrained(TINY[name].write(tmp_path)))
+    tool = {"type": "function", "function": {"name": "buy", "description": "", "parameters": BASKET}}
+    [(_, arguments)] = parse(WRITTEN[name], [tool]).calls
+    assert json.loads(arguments) == {"item": {"name": "7", "count": 2}, "count": 3, "name": "8"}
+
+
+def test_a_schema_that_contains_itself_is_given_to_the_parser_as_it_is(tmp_path: Path) -> None:
+    [family] = [family for family in FAMILIES if family.name == "hermes"]
+    parse = parser_of(family, AutoTokenizer.from_pretrained(TINY["hermes"].write(tmp_path)))
+    tree = {"type": "object", "properties": {"left": {"$ref": "#"}}}
+    tool = {"type": "function", "function": {"name": "cut", "parameters": tree}}
+    text = '<tool_call>\n{"name": "cut", "arguments": {"left": {}}}\n</tool_call>'
+    assert parse(text, [tool]).calls == (("cut", '{"left": {}}'),)
