@@ -13,7 +13,7 @@ from examples.filings.cheats import CHEATS, cheat
 from examples.filings.world import TOOLS, TOPICS, Archive, Filing, Split, Topic, schema, summary
 
 DATA: Final = Path(__file__).parent / "data"
-NUM_WARM_START: Final = 64
+NUM_WARM_START: Final = 96
 NUM_TRAIN: Final = 160
 NUM_TEST_ROWS: Final = 120
 SYSTEM: Final = {

@@ -114,20 +114,20 @@ def _draw_filing(company: str, split: Split, numbers: list[str], rng: random.Ran
     debt, debt_before = _two(rng, 20, 290)
     expected = revenue + rng.choice((-1, 1)) * rng.randint(5, 50)
     drawn: tuple[tuple[Topic, str, int, int, str, str], ...] = (
-        ("revenue", "revenue", revenue, last, "million", f"Revenue was {revenue} million, after {last} million."),
+        ("revenue", "revenue", revenue, last, "million", f"Revenue was {revenue} million, {_from(revenue, last)}."),
         (
             *("segments", large, large_now, large_before, "million"),
-            f"Sales of {large} were {large_now} million, after {large_before} million. "
-            f"Sales of {small} were {small_now} million, after {small_before} million.",
+            f"Sales of {large} were {large_now} million, {_from(large_now, large_before)}. "
+            f"Sales of {small} were {small_now} million, {_from(small_now, small_before)}.",
         ),
         (
             *("risks", "customer", share, share_before, "percent"),
-            f"The largest customer buys {share} percent, after {share_before} percent. A loss would hurt.",
+            f"The largest customer buys {share} percent, {_from(share, share_before)}. A loss would hurt.",
         ),
-        ("debt", "debt", debt, debt_before, "million", f"Debt was {debt} million, after {debt_before} million."),
+        ("debt", "debt", debt, debt_before, "million", f"Debt was {debt} million, {_from(debt, debt_before)}."),
         (
             *("outlook", "outlook", expected, revenue, "million"),
-            f"The outlook for {YEAR + 1} is {expected} million, after {revenue} million.",
+            f"The outlook for {YEAR + 1} is {expected} million, {_from(expected, revenue)}.",
         ),
     )
     sections = {
@@ -135,6 +135,11 @@ def _draw_filing(company: str, split: Split, numbers: list[str], rng: random.Ran
         for number, (topic, subject, now, before, unit, text) in zip(numbers, drawn, strict=True)
     }
     return Filing(company, split, sections)
+
+
+def _from(now: int, before: int) -> str:
+    """What a section says of the year before: a small model reads which way a figure went, and compares no numbers."""
+    return f"{'an increase' if now > before else 'a decrease'} from {before}"
 
 
 def _two(rng: random.Random, low: int, high: int) -> tuple[int, int]:
