@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.engine.dialects import find_dialect
+from actors.engine.parsing import without_references
 from actors.engine.structure import NoGrammar, cut_result, no_calls, required_calls, structure_of
 from actors.engine.tokenizer import load_tokenizer
 from trainer.chat.dialect import UNKNOWN
@@ -92,14 +93,19 @@ class ChatModel:
             if self.thought_marks is not None
             else family.reasoning_parser or "",
         }
-        common = {"request_logger": None, "chat_template": None, "chat_template_content_format": "string", **parsers}
+        common = {"request_logger": None, "chat_template": None, "chat_template_content_format": "string"}
+        # Of a gpt-oss, vLLM would put the structure of a whole turn into the turn's final message.
+        is_harmony = client.model_config.hf_config.model_type == "gpt_oss"
         self._serving = OpenAIServingChat(
             client,
             OpenAIServingModels(client, [BaseModelPath(name="model", model_path="")]),
             "assistant",
-            online_renderer=OnlineRenderer(client.model_config, client.renderer, **common),
+            online_renderer=OnlineRenderer(
+                client.model_config, client.renderer, **common, **({} if is_harmony else parsers)
+            ),
             enable_prompt_tokens_details=True,
             **common,
+            **parsers,
         )
 
     async def chat(self, body: Mapping[str, Any], lora: Any | None) -> dict[str, Any] | Refusal:
@@ -187,6 +193,8 @@ class ChatModel:
             request["thinking_token_budget"] = budget
         if request.get("stream"):
             request["stream_options"] = {"include_usage": True}
+        if request.get("tools"):  # for vLLM's parsers: prompt and grammar have them as they are
+            request["tools"] = [without_references(tool) for tool in request["tools"]]
         return ChatCompletionRequest(
             model=None if lora is None else lora.lora_name,
             messages=list(body["messages"]),

@@ -86,14 +86,16 @@ class VllmParser:
         """A cached request with these tools; creating one is slow."""
         key = json.dumps(tools)
         if key not in self._requests:
-            plain = [_without_references(tool) for tool in tools] if '"$ref"' in key else list(tools)
+            plain = [without_references(tool) for tool in tools]
             self._requests[key] = self._request_class(model="policy", messages=[], tools=plain or None)
         return self._requests[key]
 
 
-def _without_references(tool: dict[str, Any]) -> dict[str, Any]:
+def without_references(tool: dict[str, Any]) -> dict[str, Any]:
     """The tool with what its parameters refer to written out, for parsers that look for types; as it is if endless."""
     function = tool["function"]
+    if '"$ref"' not in json.dumps(function.get("parameters")):
+        return tool
     parameters, _ = inlined(function.get("parameters"), function.get("parameters"))
     return tool if parameters is None else {**tool, "function": {**function, "parameters": parameters}}
 
