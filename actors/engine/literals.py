@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from trainer.spec.schema_form import MAX_DEPTH, REFERENCES, resolved
 
-_SCALARS: Final = ("string", "number", "boolean", "null")
+_KINDS: Final = ("string", "number", "boolean", "null", "array", "object")
 _INTEGER: Final = '"-"? ("0" | [1-9] [0-9]{0,17})'
 _NUMBER: Final = f'{_INTEGER} ("." [0-9]{{1,17}})? ([eE] [+-]? [0-9]{{1,3}})?'
 _NAME: Final = "[A-Za-z_] [A-Za-z0-9_]{0,63}"
@@ -42,6 +42,11 @@ class Style:
     separator: str
     words: tuple[str, str, str]
     ordered: bool
+
+    def escaped(self, text: str) -> str:
+        if not self.escapes:
+            return text
+        return text.replace("\\", "\\\\").replace(self.quote, f"\\{self.quote}").replace("\n", "\\n")
 
 
 STYLES: Final[Mapping[str, Style]] = {
@@ -81,6 +86,7 @@ class _Writer:
         self._style = style
         self._rules: list[str] = []
         self._values: dict[int, str] = {}
+        self._anything: dict[str, Any] = {}
 
     def written(self) -> str:
         """The grammar. Its `root` are the arguments."""
@@ -88,7 +94,7 @@ class _Writer:
         return "\n".join((f"root ::= {arguments}", *self._rules))
 
     def _followed(self, schema: Any) -> Any:
-        """What a schema refers to; True where a reference does not resolve, as one to an anchor."""
+        """What a schema refers to; True, which allows anything, where that is not found, such as an anchor."""
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict):
                 return schema
@@ -104,10 +110,10 @@ class _Writer:
         return f"r{len(self._rules) - 1}"
 
     def _value(self, schema: Any) -> str:
-        """The rule of a value, which is written once for each part of the schema. Without a type it is a scalar."""
+        """The rule of a value, which is written once for each part of the schema."""
         schema = self._followed(schema)
         if not isinstance(schema, dict):
-            return self._rule(_either(self._typed(kind, {}) for kind in _SCALARS))
+            schema = self._anything
         if id(schema) not in self._values:
             self._values[id(schema)] = f"r{len(self._rules)}"
             place = len(self._rules)
@@ -123,7 +129,9 @@ class _Writer:
         for key in ("anyOf", "oneOf"):
             if isinstance(several := schema.get(key), list) and several:
                 return _either(map(self._value, several))
-        kinds = schema.get("type") or ("object" if "properties" in schema else _SCALARS)
+        if "allOf" in schema:  # what several schemas allow together is not worked out
+            schema = {"type": schema.get("type")}
+        kinds = schema.get("type") or ("object" if "properties" in schema else _KINDS)
         return _either(self._typed(kind, schema) for kind in ([kinds] if isinstance(kinds, str) else kinds))
 
     def _typed(self, kind: str, schema: Mapping[str, Any]) -> str:
@@ -162,7 +170,7 @@ class _Writer:
         # From the last to the first: what may follow another member, and what may be the first.
         follows = begins = '""'
         for name in sorted(properties, key=str.lower, reverse=True) if style.ordered else reversed(properties):
-            member = f"{_text(form.format(name))} {self._value(properties[name])}"
+            member = f"{_text(form.format(style.escaped(name)))} {self._value(properties[name])}"
             begin, follow = f"{member} {follows}", f"{separator} {member} {follows}"
             if name in needed:
                 begins, follows = self._rule(begin), self._rule(follow)
@@ -176,15 +184,12 @@ class _Writer:
             case bool() | None:
                 return style.words[2 if value is None else 0 if value else 1]
             case str():
-                text = value
-                for mark in ("\\", style.quote) if style.escapes else ():
-                    text = text.replace(mark, f"\\{mark}")
-                return style.quote + (text.replace("\n", "\\n") if style.escapes else text) + style.quote
+                return style.quote + style.escaped(value) + style.quote
             case list():
                 return f"[{style.separator.join(map(self._literal, value))}]"
             case dict():
                 names = sorted(value, key=str.lower) if style.ordered else value
-                members = (style.member.format(name) + self._literal(value[name]) for name in names)
+                members = (style.member.format(style.escaped(name)) + self._literal(value[name]) for name in names)
                 return f"{{{style.separator.join(members)}}}"
             case _:
                 return json.dumps(value)

@@ -119,6 +119,21 @@ def test_objects_without_properties_have_any_and_a_closed_one_has_none() -> None
     assert arguments_fit(closed, "python", "") and not arguments_fit(closed, "python", "any=1")
 
 
+ANYTHING = "a=[1, ['x', {'y': None}]], b={'x': {'z': [True]}}"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [True, {}, {"type": ["array", "object"]}, {"$ref": "#there"}, {"allOf": [{"type": "object"}], "minProperties": 1}],
+    ids=["true", "empty", "types", "anchor", "allOf"],
+)
+def test_a_part_without_a_known_form_may_be_anything(part: Any) -> None:
+    schema = {"type": "object", "properties": {"a": part, "b": part}, "$defs": {"x": {"$anchor": "there"}}}
+    assert arguments_fit(schema, "python", ANYTHING) and not arguments_fit(schema, "python", f"{ANYTHING[:-1]}")
+    kept = {"type": "object", "properties": {"b": {"type": "object", "properties": {"it's": {"type": "integer"}}}}}
+    assert arguments_fit(kept, "python", "b={'it\\'s': 1}") and not arguments_fit(kept, "python", "b={'it's': 1}")
+
+
 def test_references_are_followed_and_one_may_lead_back() -> None:
     referred = {"type": "object", "properties": {"to": {"$ref": "#/$defs/place"}}, "$defs": {"place": PLACE}}
     assert arguments_fit(referred, "python", "to={'city': 'Rome'}")
