@@ -94,7 +94,7 @@ class ChatModel:
             else family.reasoning_parser or "",
         }
         common = {"request_logger": None, "chat_template": None, "chat_template_content_format": "string"}
-        # Of a gpt-oss, vLLM would put the structure of a whole turn into the turn's final message.
+        # vLLM would put the structure of a gpt-oss's whole turn into its final message.
         is_harmony = client.model_config.hf_config.model_type == "gpt_oss"
         self._serving = OpenAIServingChat(
             client,
