@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -150,8 +151,8 @@ def results(case: str, summaries: Sequence[Summary]) -> str:
         judge=judge,
         slow=slow,
         verdict=verdict(summaries),
-    ).replace("  ", " ")
-    return header + table(summaries, target_s)
+    )
+    return re.sub(" +$", "", header.replace("  ", " "), flags=re.MULTILINE) + table(summaries, target_s)
 
 
 def main() -> None:
