@@ -360,7 +360,7 @@ async def test_decoding_is_constrained_to_tool_calls_or_the_schema(
 ) -> None:
     parameters = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
     tools = ({"type": "function", "function": {"name": "cat", "parameters": parameters}},)
-    structure = turn_structure(tools, SCHEMA, HERMES.calls)
+    structure = turn_structure(tools, SCHEMA, HERMES.calls[0])
     parser = parser_of(HERMES, renderer.tokenizer)
     completions = await asyncio.gather(
         *(generate(engine, prompt, i, max_tokens=100, structure=structure) for i in range(12))

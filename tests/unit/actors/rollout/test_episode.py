@@ -66,7 +66,7 @@ async def test_a_rollout_keeps_the_structure_that_constrained_all_its_turns(rend
     assert constrained.structures == [rollout.structure] * 2
     assert (
         json.loads(str(rollout.structure))["format"]
-        == json.loads(str(turn_structure(TOOLS, {"type": "integer"}, HERMES.calls)))["format"]
+        == json.loads(str(turn_structure(TOOLS, {"type": "integer"}, HERMES.calls[0])))["format"]
     )
 
 
