@@ -213,7 +213,7 @@ class EarlyStopped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NothingLeftToLearn(Event):
-    """Training ended before its last step: all answers of three batches in a row were right, with equal rewards.
+    """Training ended before its last step: no signal in three batches, and nearly all groups of the last all right.
 
     The last checkpoint is the job's model, and is what the test file is graded with. Harder rows teach more.
     """
@@ -364,9 +364,9 @@ class DiskFreed(Event):
 class BatchStarved(Event):
     """No group of a batch had a signal to learn from; the third batch of this kind in a row ends the run.
 
-    The run has failed then, unless it has done a step and all answers are right (`nothing_left_to_learn`). If most
-    groups are `all_right` or `all_wrong`, the rows are too easy or too hard for this model. `equal` grades in between
-    point to the grader, discarded rollouts to the endpoints. The traces are kept as `starved-<step>-<times>`.
+    The run has failed then, unless it has done a step and nearly all groups are all right (`nothing_left_to_learn`).
+    If most groups are `all_right` or `all_wrong`, the rows are too easy or too hard for this model. `equal` grades in
+    between point to the grader, discarded rollouts to the endpoints. The traces are kept as `starved-<step>-<times>`.
     """
 
     LEVEL: ClassVar[Level] = "warn"

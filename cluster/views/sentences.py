@@ -63,7 +63,7 @@ def sentence(event: e.Event) -> str:
             return f"{when}: validations brought no gain; the best checkpoint is step-{event.best_step:06d}{reward}"
         case e.NothingLeftToLearn():
             when = f"ended after {event.step} of {event.total_steps} steps"
-            return f"{when}: all answers are right, so nothing is left to learn"
+            return f"{when}: nearly all answers are right, nothing is left to learn"
         case e.FewerCalls():
             calls = f"{event.tool_calls:.2f} instead of {event.best_tool_calls:.2f} calls per rollout"
             return (

@@ -56,16 +56,19 @@ class TemplateForm:
     @cached_property
     def renders_calls(self) -> bool:
         """Whether a call in the history is in the prompt."""
-        message = _turn([("probe_tool", _VALUE.format(0))], self.takes_objects)
-        return _VALUE.format(0) in (self._tried([_QUESTION, message]) or "")
+        return _VALUE.format(0) in self._one_call
 
     @cached_property
     def calls(self) -> CallForm | None:
         """The form of calls: of the family's forms the one in which the template writes them, else the first."""
-        text = self._tried([_QUESTION, _turn([("probe_tool", _VALUE.format(0))], self.takes_objects)]) or ""
         forms = self._family.calls
-        written = (form for form in forms if form.before + form.begin.format(name="probe_tool") in text)
+        written = (form for form in forms if form.before + form.begin.format(name="probe_tool") in self._one_call)
         return next(written, forms[0] if forms else None)
+
+    @cached_property
+    def _one_call(self) -> str:
+        """A history that ends with a call, as the template writes it; empty if it cannot."""
+        return self._tried([_QUESTION, _turn([("probe_tool", _VALUE.format(0))], self.takes_objects)]) or ""
 
     @cached_property
     def takes_objects(self) -> bool:

@@ -35,7 +35,7 @@ class Health:
         """Report a batch without any group to train on; `step` is the last one that is done.
 
         Returns:
-            Whether nothing is left to learn: it was the third in a row after a step, and all its answers are right.
+            Whether nothing is left to learn: it was the third in a row after a step, nearly all its groups all right.
 
         Raises:
             Halted: It was the third in a row, for another cause or before the first step.
