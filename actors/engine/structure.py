@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from actors.engine.literals import STYLES, arguments_format
+from actors.engine.parameters import TAGS, parameters_format
 from trainer.chat.family import CallForm, Family, MessageForm
 from trainer.chat.renderer import Renderer
 
@@ -149,6 +150,8 @@ def _call_tag(tool: dict[str, Any], form: CallForm, begin: str) -> dict[str, Any
     schema = function.get("parameters") or {"type": "object"}
     if (literals := STYLES.get(form.style)) is not None:
         content = arguments_format(schema, literals)
+    elif (tags := TAGS.get(form.style)) is not None:
+        content = parameters_format(schema, tags)
     else:
         style = {} if form.style == "json" else {"style": form.style}
         content = {"type": "json_schema", "json_schema": schema, **style}

@@ -9,10 +9,14 @@ from safetensors import safe_open
 from vllm.platforms import current_platform
 
 from actors.engine.grouped_lora import GroupedLora
+from actors.engine.rotary import use_flat_rotary
 from actors.weights.adapter import WEIGHTS_FILE
 from actors.weights.checkpoint_weights import as_bytes
 from actors.weights.checksum import MASK, checksum
 from actors.weights.transport import ShmWeightTransferEngine
+
+if current_platform.is_cpu():  # when vLLM's worker is made, which is before its model is
+    use_flat_rotary()
 
 
 class WorkerExtension:

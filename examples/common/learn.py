@@ -44,7 +44,8 @@ def learn(case: str, model: Path, seed: int, settings: Mapping[str, str]) -> Pat
     with listening(app) as url:
         given = {"URL": url, "SEED": str(seed), **CASES[case], **settings}
         variables = {f"{case.upper()}_{name}": value for name, value in given.items()}
-        way = Way(EXAMPLES / case, folder, model.resolve(), variables, job="job_small")
+        example = EXAMPLES / case
+        way = Way(example / "job_small.yaml", example, folder, model.resolve(), variables)
         way.untrained()
         way.trained()
     return way.write_summary(seed, [f"{name}={value}" for name, value in settings.items()])

@@ -38,14 +38,17 @@ def listening(app: FastAPI) -> Iterator[str]:
 
 
 class Way:
-    """The way of one model, with one seed. `variables` are those of the example's jobs, without the model's."""
+    """The way of one model, with one seed, through an example's warm start and a job of reinforcement.
 
-    def __init__(self, example: Path, folder: Path, model: Path, variables: dict[str, str], job: str = "job") -> None:
+    `variables` are those of the example's jobs, without the model's.
+    """
+
+    def __init__(self, job: Path, example: Path, folder: Path, model: Path, variables: dict[str, str]) -> None:
         self.folder = folder
         self._started, self._load = time.monotonic(), os.getloadavg()[0]
         self.stages: list[dict[str, Any]] = []
         self._example = example
-        self._job = example / f"{job}.yaml"
+        self._job = job
         self._model = f"{example.name.upper()}_MODEL"
         self._environment = {
             **os.environ,

@@ -82,7 +82,7 @@ def main() -> None:
     folder.mkdir(parents=True)
     with listening(app) as url:
         variables = {"ORDERS_URL": url, "ORDERS_SEED": str(options.seed)}
-        way = Way(HERE, folder, options.model.resolve(), variables)
+        way = Way(HERE / "job.yaml", HERE, folder, options.model.resolve(), variables)
         way.untrained()
         tuned = way.trained()
         rows = [json.loads(line) for line in (HERE / "data" / "test.jsonl").read_text().splitlines()]

@@ -250,23 +250,36 @@ async def test_tool_choice_is_obeyed_in_the_familys_form(served: ChatEngine) -> 
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["muse_glimmer"])
-async def test_a_family_without_a_grammar_is_served_and_refuses_a_schema(name: str, tmp_path: Path) -> None:
-    served = ChatEngine(
-        EngineConfig(str(TINY[name].write(tmp_path / name)), "float32", CONTEXT, max_num_seqs=16, seed=0),
-        ServeSettings(context_length=CONTEXT, max_completion_tokens=40),
-    )
+async def test_a_family_whose_turns_are_messages_is_served_with_a_schema(tmp_path: Path) -> None:
+    folder, settings = TINY["muse_glimmer"].write(tmp_path), ServeSettings(max_completion_tokens=500)
+    served = ChatEngine(EngineConfig(str(folder), "float32", CONTEXT, max_num_seqs=16, seed=0), settings)
     assert await served.start() is None
     try:
-        body = {"messages": list(TASK.messages), "tools": list(TOOLS)}
-        answers: list[Any] = await asyncio.gather(*(served.chat({**body, "seed": seed}) for seed in range(4)))
+        common = {"messages": list(TASK.messages), "tools": list(TOOLS), "reasoning_effort": "low"}
         form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": NUMBER}}
-        refused = await served.chat({**body, "response_format": form})
+        bodies = [{**common, "response_format": form, "seed": seed} for seed in range(16)]
+        answers: list[Any] = await asyncio.gather(*map(served.chat, bodies))
+        streams = await asyncio.gather(*(streamed(served, body) for body in bodies))
+        required: list[Any] = await asyncio.gather(
+            *(served.chat({**common, "tool_choice": "required", "seed": seed}) for seed in range(4))
+        )
     finally:
         await served.shutdown()
-    assert all(answer["choices"][0]["finish_reason"] in ("length", "stop", "tool_calls") for answer in answers)
-    assert isinstance(refused, Refusal) and (refused.status, refused.param) == (400, "response_format")
-    assert name in refused.message and "send no response_format, or no tools" in refused.message
+    seen = set()
+    for answer, stream in zip(answers, streams, strict=True):
+        [choice] = answer["choices"]
+        if choice["finish_reason"] == "length":
+            continue
+        made, text = choice["message"].get("tool_calls") or [], choice["message"]["content"]
+        assert choice["finish_reason"] == ("tool_calls" if made else "stop")
+        assert all(1000 <= json.loads(call["function"]["arguments"])["order_id"] <= 9999 for call in made)
+        assert made or 1000 <= int(text) <= 9999
+        assert stream == ([call["function"] for call in made], (text or "").strip())
+        seen.add(bool(made))
+    assert seen == {True, False}
+    assert any(answer["choices"][0]["message"].get("reasoning") for answer in answers)
+    ended = [answer["choices"][0] for answer in required if answer["choices"][0]["finish_reason"] != "length"]
+    assert ended and all(choice["message"]["tool_calls"] for choice in ended)
 
 
 @pytest.mark.nightly
@@ -364,7 +377,7 @@ async def test_every_family_trains_what_it_sampled(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["gpt_oss", "kimi_k2", "gemma4", "lfm2", "mistral"])
+@pytest.mark.parametrize("name", ["gpt_oss", "kimi_k2", "gemma4", "lfm2", "mistral", "muse_glimmer"])
 async def test_turns_in_forms_of_their_own_follow_a_schema(name: str, tmp_path: Path) -> None:
     folder = TINY[name].write(tmp_path / name)
     renderer, _ = find_dialect(AutoTokenizer.from_pretrained(folder), UNKNOWN)

@@ -133,7 +133,17 @@ ARCHITECTURES: dict[str, Callable[..., PreTrainedConfig]] = {
                 "moe_shared_expert_intermediate_size": 32,
             },
         ),
-        ("lfm2", "lfm2", {"layer_types": ["conv", "full_attention"], "conv_dim": 64, "tie_word_embeddings": True}),
+        (
+            "lfm2",
+            "lfm2",
+            {
+                "layer_types": ["conv", "full_attention"],
+                "conv_dim": 64,
+                "block_dim": 64,  # this and the next are in the config.json of the real models, and only vLLM reads them
+                "block_ff_dim": 96,
+                "tie_word_embeddings": True,
+            },
+        ),
         (
             "minimax",
             "minimax",
@@ -159,11 +169,22 @@ FURTHER: dict[str, Callable[..., PreTrainedConfig]] = {
     "gemma2": partial(
         _config,
         "gemma2",
-        **_HEADS | _SLIDING | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0},
+        **_HEADS
+        | _SLIDING
+        | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0, "tie_word_embeddings": True},
     ),
     "granitemoe": partial(_config, "granitemoe", **_GRANITE | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "minimax_m2": partial(
-        _config, "minimax_m2", **_HEADS | {"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 16}
+        _config,
+        "minimax_m2",
+        **_HEADS
+        | {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rotary_dim": 16,
+            "scoring_func": "sigmoid",  # in the config.json of the real models, and only vLLM reads these two
+            "use_routing_bias": True,
+        },
     ),
     "kimi_linear": partial(
         _config,
@@ -192,12 +213,12 @@ FURTHER: dict[str, Callable[..., PreTrainedConfig]] = {
             "intermediate_size_mlp": 96,
             "attention_chunk_size": WINDOW,
             "num_local_experts": 4,
-            "num_experts_per_tok": 2,
+            "num_experts_per_tok": 1,  # vLLM has no more
             "interleave_moe_layer_step": 2,
         },
     ),
     "olmo3": partial(_config, "olmo3", **_SLIDING),
-    "cohere2": partial(_config, "cohere2", **_HEADS | _SLIDING | {"logit_scale": 0.5}),
+    "cohere2": partial(_config, "cohere2", **_HEADS | _SLIDING | {"logit_scale": 0.5, "tie_word_embeddings": True}),
     "falcon_h1": partial(
         _config,
         "falcon_h1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -27,8 +28,8 @@ _SETTINGS = {
 }
 
 
-def shape_config(shape: str) -> PreTrainedConfig:
-    return (ARCHITECTURES | FURTHER)[shape](**_SETTINGS.get(shape, {}))
+def shape_config(shape: str, **settings: Any) -> PreTrainedConfig:
+    return (ARCHITECTURES | FURTHER)[shape](**_SETTINGS.get(shape, {}) | settings)
 
 
 def tiny_shape(shape: str) -> PreTrainedModel:

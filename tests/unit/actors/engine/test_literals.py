@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import xgrammar
 from transformers import AutoTokenizer
 
 from actors.engine.literals import STYLES, arguments_format
 from actors.engine.parsing import parser_of
 from actors.engine.structure import turn_structure
 from tests.support.families import TINY
+from tests.support.grammars import fits
 from trainer.chat.families import family_of
 
 CITY = {"type": "string", "enum": ["Rome", "it's Pisa"]}
@@ -63,14 +63,6 @@ WRONG = {
     ],
 }
 AROUND = {"gemma": "{%s}", "python": "(%s)"}
-TOKENS = xgrammar.TokenizerInfo([*(bytes([i]) for i in range(256)), b"</s>"], stop_token_ids=[256])
-
-
-def fits(content: dict[str, Any], text: str) -> bool:
-    structure = json.dumps({"type": "structural_tag", "format": content})
-    compiler = xgrammar.GrammarCompiler(TOKENS, max_threads=1, cache_enabled=False)
-    matcher = xgrammar.GrammarMatcher(compiler.compile_structural_tag(structure))
-    return bool(matcher.accept_string(text)) and bool(matcher.accept_token(256))
 
 
 def arguments_fit(schema: dict[str, Any], style: str, text: str) -> bool:

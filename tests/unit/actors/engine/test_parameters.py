@@ -1,0 +1,91 @@
+"""Arguments between tags: what the family writes fits and is read as it was meant, what the schema forbids does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from actors.engine.parameters import TAGS, parameters_format
+from actors.engine.parsing import parser_of
+from actors.engine.structure import turn_structure
+from tests.support.families import TINY
+from tests.support.grammars import fits
+from trainer.chat.families.muse_glimmer import MUSE_GLIMMER
+
+PLACE = {"type": "object", "properties": {"city": {"enum": ["Rome", "Pisa"]}}, "required": ["city"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "to": {"$ref": "#/$defs/Place"},
+        "days": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 7}},
+        "fast": {"type": "boolean"},
+        "size": {"enum": ["small", 3]},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    },
+    "required": ["to", "fast"],
+    "$defs": {"Place": PLACE},
+}
+TO = ("to", '{"city": "Rome"}')
+FAST = ("fast", "true")
+
+
+def written(*arguments: tuple[str, str]) -> str:
+    return "".join(f'<atem:parameter name="{name}">{value}</atem:parameter>\n' for name, value in arguments)
+
+
+def arguments_fit(schema: dict[str, Any], *arguments: tuple[str, str]) -> bool:
+    return fits(parameters_format(schema, TAGS["atem"]), written(*arguments))
+
+
+def test_a_call_with_values_of_every_kind_fits_and_is_read_as_it_was_meant(tmp_path: Path) -> None:
+    note = 'two\n"lines" of <b>text</b> & more\n'
+    arguments = written(TO, ("days", "[1, 7]"), FAST, ("size", "small"), ("note", note))
+    [form] = MUSE_GLIMMER.calls
+    text = f"{form.begin.format(name='send')}{arguments}{form.end}"
+    tools = [{"type": "function", "function": {"name": "send", "parameters": SCHEMA}}]
+    structure = turn_structure(tools, {"type": "integer"}, form)
+    assert structure is not None and fits(json.loads(structure)["format"], text)
+    tokenizer = AutoTokenizer.from_pretrained(TINY["muse_glimmer"].write(tmp_path))
+    [(name, found)] = parser_of(MUSE_GLIMMER, tokenizer)(text, tools).calls
+    meant = {"to": {"city": "Rome"}, "days": [1, 7], "fast": True, "size": "small", "note": note}
+    assert (name, json.loads(found)) == ("send", meant)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [TO],  # `fast` is required
+        [FAST, TO],  # in another order
+        [("to", '{"city": "Oslo"}'), FAST],
+        [("to", "Rome"), FAST],
+        [TO, ("days", "[8]"), FAST],
+        [TO, ("fast", "yes")],
+        [TO, FAST, ("size", "large")],
+        [TO, FAST, ("note", "it ends<|eot|>")],
+        [TO, FAST, ("more", "1")],
+    ],
+)
+def test_what_the_schema_forbids_does_not_fit(arguments: list[tuple[str, str]]) -> None:
+    assert not arguments_fit(SCHEMA, *arguments)
+
+
+def test_arguments_that_are_not_required_may_be_left_out() -> None:
+    assert arguments_fit(SCHEMA, TO, FAST)
+    assert arguments_fit(SCHEMA, TO, FAST, ("size", "3"), ("note", "null"))
+    assert arguments_fit({"type": "object", "properties": {"size": {"type": "integer"}}})
+
+
+def test_a_value_without_a_known_form_or_end_may_be_anything() -> None:
+    tree = {"type": "object", "properties": {"left": {"$ref": "#"}, "any": True, "size": {"type": "integer"}}}
+    given = [("left", '{"left": {"size": 1}}'), ("any", "as it is"), ("size", "3")]
+    assert arguments_fit(tree, *given) and not arguments_fit(tree, *given[:2], ("size", "three"))
+
+
+def test_objects_without_properties_have_any_and_a_closed_one_has_none() -> None:
+    assert arguments_fit({"type": "object"}, ("any", "as it is"), ("more", "3")) and arguments_fit({})
+    closed = {"type": "object", "additionalProperties": False}
+    assert arguments_fit(closed) and not arguments_fit(closed, ("any", "1"))
