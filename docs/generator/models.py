@@ -47,7 +47,7 @@ WITH_TINY_WEIGHTS = (
 """The families that `tests/ray/test_families.py` trains."""
 _WITH_REAL_VOCABULARY = ("qwen3_coder", "gpt_oss")
 _WITH_REAL_WEIGHTS = ("hermes",)
-_CONSTRAINED = ("hermes", "qwen3_coder", "gpt_oss", "gemma4", "lfm2", "kimi_k2", "mistral")
+_CONSTRAINED = ("hermes", "qwen3_coder", "gpt_oss", "gemma4", "lfm2", "kimi_k2", "mistral", "muse_glimmer")
 """The families whose structured output an engine sampled in a test."""
 
 

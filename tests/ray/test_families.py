@@ -17,7 +17,6 @@ import torch
 from transformers import AutoTokenizer
 
 from actors.engine.chat_engine import ChatEngine
-from actors.engine.chat_model import Refusal
 from actors.engine.dialects import find_dialect, round_trip
 from actors.engine.parsing import TurnParser, parser_of
 from actors.engine.structure import required_calls

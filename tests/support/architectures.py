@@ -139,7 +139,7 @@ ARCHITECTURES: dict[str, Callable[..., PreTrainedConfig]] = {
             {
                 "layer_types": ["conv", "full_attention"],
                 "conv_dim": 64,
-                "block_dim": 64,  # this and the next are in the config.json of the real models, and only vLLM reads them
+                "block_dim": 64,  # in the config.json of the real models, and only vLLM reads these two
                 "block_ff_dim": 96,
                 "tie_word_embeddings": True,
             },

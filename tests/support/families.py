@@ -184,6 +184,21 @@ KIMI_K2 = r"""
 {%- endfor %}
 {%- if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}"""
 
+_HUNYUAN = r"""
+{%- if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}
+{%- for c in m.tool_calls or [] %}{{ '<tool_calls>[' if loop.first else ', ' }}
+{{- '{"name": "' + c.function.name + '", "arguments": ' + (c.function.arguments | tojson) + '}' }}
+{{- ']</tool_calls>' if loop.last else '' }}{% endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+OTHER = TinyFamily(_HUNYUAN, "<|im_end|>")
+"""Its calls are read by the parser `hunyuan_a13b` of vLLM, of which no family is known."""
+
 _DEEPSEEK = r"""
 {%- if tools %}{{ tools | tojson }}{% endif %}
 {%- for m in messages %}

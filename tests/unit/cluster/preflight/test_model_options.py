@@ -12,7 +12,7 @@ import pytest
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.run.actor_configs import learner_config, model_files
 from tests.support.builders import EXACT
-from tests.support.families import TINY
+from tests.support.families import OTHER, TINY
 from tests.support.paths import BASE
 from tests.unit.cluster.preflight.test_prepare import NODE, PLENTY, row, tool
 from trainer.chat.model_card import FILE, ModelCard, read_card
@@ -89,12 +89,12 @@ async def test_a_checkpoint_carries_what_the_job_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("family", "offers", "wrong"),
-    [("muse_glimmer", True, True), ("lfm2", True, False), ("lfm2", False, False), ("glm4", True, False)],
+    [("hunyuan_a13b", True, True), ("hunyuan_a13b", False, False), ("lfm2", True, False), ("glm4", True, False)],
 )
 async def test_a_response_format_with_tools_needs_a_grammar_of_the_familys_calls(
     tmp_path: Path, family: str, offers: bool, wrong: bool
 ) -> None:
-    TINY[family].write(tmp_path / "model")
+    TINY.get(family, OTHER).write(tmp_path / "model")
     (tmp_path / "train.jsonl").write_text(json.dumps(row() if offers else row() | {"tools": []}) + "\n")
     tools = [{"name": tool()["function"]["name"], "server_url": "https://tools.example/"}]
     reinforcement = {"grader": EXACT, "tools": tools, "response_format": FORMAT}
@@ -110,5 +110,5 @@ async def test_a_response_format_with_tools_needs_a_grammar_of_the_familys_calls
         problems = []
     except InvalidJob as error:
         problems = [(problem.code, problem.field, problem.message) for problem in error.problems]
-    message = "there is no grammar for the turns of the model family muse_glimmer"
+    message = "there is no grammar for the calls of the model family hunyuan_a13b"
     assert problems == [("no_call_grammar", "method.reinforcement.response_format", message)] * wrong
