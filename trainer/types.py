@@ -117,12 +117,15 @@ class Segment:
         loss_mask: [T] bool, True for tokens that the engine sampled in this segment; only these are trained on.
         logprobs: [T] float32, log-probability under the engine at the sampling temperature; 0 where masked out.
         versions: [T] int32, the policy version that sampled the token; -1 where masked out.
+        experts: [T, L, k], those that each of L layers of the engine chose for the token (0 in layers without; of what
+            comes after the last token that was computed, those of that one); None if the engine did not report them.
     """
 
     token_ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
+    experts: NDArray[np.integer[Any]] | None = None
 
     @property
     def num_prompt(self) -> int:
@@ -197,7 +200,9 @@ class Rollout:
     def train_sequences(self, advantage: float) -> list[TrainSequence]:
         """What the learner trains on: each segment with the rollout's advantage, one after the other."""
         return [
-            TrainSequence(s.token_ids, s.loss_mask, s.logprobs, s.versions, advantage, self.structure, number)
+            TrainSequence(
+                s.token_ids, s.loss_mask, s.logprobs, s.versions, advantage, self.structure, number, s.experts
+            )
             for number, s in enumerate(self.segments)
         ]
 

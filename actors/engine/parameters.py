@@ -9,12 +9,15 @@ from typing import Any, Final
 
 from trainer.spec.inline import inlined
 
+MOST: Final = 200
+"""Arguments of a tool whose values are held to their schemas: compiling takes the square of their number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tags:
     """How a family writes an argument: `before` its name, `between` that and its value, and `after` it.
 
-    `excluded` are the texts that no text has.
+    `excluded` are the texts that no value has, since their parser would end the value or its call there.
     """
 
     before: str
@@ -25,7 +28,10 @@ class Tags:
 
 TAGS: Final[Mapping[str, Tags]] = {
     "atem": Tags(
-        '<atem:parameter name="', '">', "</atem:parameter>", ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")
+        '<atem:parameter name="',
+        '">',
+        "</atem:parameter>",
+        ("</atem:parameter>", "</atem:invoke>", "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
     ),
 }
 _NAME: Final = {"type": "regex", "pattern": "[A-Za-z_][A-Za-z0-9_]{0,63}"}
@@ -39,44 +45,75 @@ def parameters_format(schema: Mapping[str, Any], tags: Tags) -> dict[str, Any]:
     """
     found = inlined(schema, schema)[0] or schema
     properties = found.get("properties")
-    text = {"type": "any_text", "excludes": list(tags.excluded)}
-    if not isinstance(properties, dict) or not properties:
-        if found.get("additionalProperties", True) is False:
+    if not isinstance(properties, dict) or not 0 < len(properties) <= MOST:
+        if not properties and found.get("additionalProperties", True) is False:
             return {"type": "const_string", "value": ""}
-        named = {"type": "sequence", "elements": [_NAME, {"type": "const_string", "value": tags.between}, text]}
-        return {"type": "star", "content": _argument(tags.before, named, tags.after)}
-    elements = []
+        elements = [_NAME, {"type": "const_string", "value": tags.between}, _text(tags)]
+        return {"type": "star", "content": _argument(tags.before, {"type": "sequence", "elements": elements}, tags)}
+    arguments = []
     for name, part in properties.items():
-        value = inlined(part, schema)[0] or {}
-        argument = _argument(f"{tags.before}{name}{tags.between}", _literal(value) or _free(value, text), tags.after)
+        value = _value(inlined(part, schema)[0] or {}, tags)
+        argument = _argument(f"{tags.before}{name}{tags.between}", value, tags)
         needed = name in (found.get("required") or ())
-        elements.append(argument if needed else {"type": "optional", "content": argument})
-    return {"type": "sequence", "elements": elements}
+        arguments.append(argument if needed else {"type": "optional", "content": argument})
+    return {"type": "sequence", "elements": arguments}
 
 
-def _argument(begin: str, content: dict[str, Any], end: str) -> dict[str, Any]:
-    tag = {"type": "tag", "begin": begin, "content": content, "end": end}
+def _argument(begin: str, content: dict[str, Any], tags: Tags) -> dict[str, Any]:
+    tag = {"type": "tag", "begin": begin, "content": content, "end": tags.after}
     return {"type": "sequence", "elements": [tag, _LINE]}
 
 
-def _literal(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The format of a value of which all choices are given."""
+def _text(tags: Tags) -> dict[str, Any]:
+    # The text that ends the value is excluded by the tag around it.
+    return {"type": "any_text", "excludes": [text for text in tags.excluded if text != tags.after]}
+
+
+def _value(schema: Any, tags: Tags) -> dict[str, Any]:
+    """The format of a value: its choices, a text as it is, or JSON."""
+    schema = _plain(schema)
+    if _may_be_text(schema):
+        return _text(tags)
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
-    if not isinstance(choices, list) or not choices:
-        return None
-    texts = [choice if isinstance(choice, str) else json.dumps(choice, ensure_ascii=False) for choice in choices]
-    return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in texts]}
+    if isinstance(choices, list) and choices:
+        return _either([{"type": "const_string", "value": _written(choice)} for choice in choices])
+    several = schema.get("anyOf", schema.get("oneOf"))
+    if isinstance(several, list) and several:
+        return _either([_value(part, tags) for part in several])
+    return {"type": "json_schema", "json_schema": schema, "excludes": list(tags.excluded)}
 
 
-def _free(schema: Mapping[str, Any], text: dict[str, Any]) -> dict[str, Any]:
-    return text if _may_be_text(schema) else {"type": "json_schema", "json_schema": dict(schema)}
+def _plain(schema: Any) -> dict[str, Any]:
+    """The schema with what a single `allOf` says; {} for one that allows anything."""
+    match schema:
+        case {"allOf": [dict(only)], **beside}:
+            return beside | only
+        case dict():
+            return schema
+    return {}
 
 
 def _may_be_text(schema: Any) -> bool:
-    if not isinstance(schema, Mapping):
-        return True
+    """Whether any text is a value, as far as its type is known."""
+    schema = _plain(schema)
+    if "const" in schema or schema.get("enum"):
+        return False
     for key in ("anyOf", "oneOf"):
         if isinstance(several := schema.get(key), list):
             return any(map(_may_be_text, several))
     kinds = schema.get("type", "object" if "properties" in schema else "string")
     return "string" in ([kinds] if isinstance(kinds, str) else kinds)
+
+
+def _written(choice: Any) -> str:
+    """A text as it is, but in quotes if its parser would read it as something else."""
+    if isinstance(choice, str):
+        try:
+            json.loads(choice)
+        except ValueError:
+            return choice
+    return json.dumps(choice, ensure_ascii=False)
+
+
+def _either(formats: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "or", "elements": formats}

@@ -25,6 +25,7 @@ from actors.runtime.channel import Reachable
 from actors.runtime.process import end_process
 from actors.weights.adapter import AdapterConfig, AdapterFolder
 from actors.weights.layout import Layout, Loaded
+from trainer.data.rollout_json import experts_as_json
 from trainer.errors import EngineFailed, RftError
 
 T = TypeVar("T")
@@ -161,7 +162,8 @@ class SharedEngine(Reachable):
         done = await self._outcome(self._engine.generate(prompt, job=job, **options))
         if isinstance(done, RftError):
             raise done
-        return [done.token_ids, done.logprobs.tolist(), done.versions.tolist(), done.stopped, done.model_s]
+        arrays = done.logprobs.tolist(), done.versions.tolist()
+        return [done.token_ids, *arrays, done.stopped, done.model_s, experts_as_json(done.experts)]
 
     async def _renew(self, job: str) -> dict[str, float]:
         self._leases.renew(job)

@@ -17,6 +17,7 @@ from actors.engine.vllm_engine import Completion
 from actors.runtime.calls import ask, result_of
 from actors.runtime.channel import Channel
 from actors.weights.layout import Layout, Loaded
+from trainer.data.rollout_json import experts_from_json
 from trainer.errors import EngineFailed
 
 WAIT_S = 300.0
@@ -79,9 +80,10 @@ class EngineClient:
     async def generate(self, prompt: Sequence[int], **options: Any) -> Completion:
         """As Engine.generate."""
         done = await self._channel.call("generate", self._job, list(prompt), options)
-        token_ids, logprobs, versions, stopped, model_s = done
+        token_ids, logprobs, versions, stopped, model_s, experts = done
         self.sampled_tokens += len(token_ids)
-        return Completion(token_ids, np.array(logprobs, np.float32), np.array(versions, np.int32), stopped, model_s)
+        arrays = np.array(logprobs, np.float32), np.array(versions, np.int32)
+        return Completion(token_ids, *arrays, stopped, model_s, experts_from_json(experts))
 
     async def prompt_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """As Engine.prompt_logprobs."""

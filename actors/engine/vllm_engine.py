@@ -65,6 +65,8 @@ KEEP_WEIGHTS, ONLY_PAUSE = 1, 0
 Result = TypeVar("Result")
 
 WARM_UP_TOKENS = 8
+LOGS_PER_SLOT = 4
+"""Requests whose experts are kept, for each that runs at once; they are taken as soon as a request has ended."""
 LIFE_POLL_S = 0.5
 
 
@@ -76,7 +78,8 @@ class EngineConfig:
     on a CPU. `thought_marks` open and close a thought, if the model has such tokens; `max_thinking_tokens` needs them.
     `log_stats` enables vLLM's own metrics. `gpu_share` is the share of each GPU's memory that it takes. An engine that
     `sleeps` can give it back for a while. With `lora` the engine has `adapter_slots`, each for an adapter of at most
-    its rank, and an update brings an adapter instead of all weights.
+    its rank, and an update brings an adapter instead of all weights. With `reports_experts` its completions have the
+    experts that the layers of a mixture of experts chose.
     """
 
     model: str
@@ -92,6 +95,7 @@ class EngineConfig:
     adapter_slots: int = TRAINED_ADAPTERS
     gpu_share: float = GPU_MEMORY_SHARE
     sleeps: bool = False
+    reports_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,8 @@ class Completion:
 
     `logprobs` and `versions` are [T], one entry per token of `token_ids`. `model_s` is its time in the engine, without
     waiting for a slot and without pauses. `stopped` says that an end token (the last of `token_ids`) ended it.
+    `experts` [P + T - 1, L, k] are those that each of L layers chose for the tokens of the prompt and of the completion
+    but its last, 0 in layers without, if the engine reports them.
     """
 
     token_ids: list[int]
@@ -107,6 +113,7 @@ class Completion:
     versions: NDArray[np.int32]
     stopped: bool
     model_s: float
+    experts: NDArray[np.integer[Any]] | None = None
 
 
 class Engine:
@@ -178,6 +185,7 @@ class Engine:
             weight_transfer_config=WeightTransferConfig(backend=c.transport),
             worker_extension_cls=WORKER_EXTENSION,
             reasoning_config=reasoning,
+            enable_return_routed_experts=c.reports_experts and c.gpus > 0,  # vLLM does so on GPUs only
             **self._slots_for(adapter),
         )
         remove_leftovers(self._shm)
@@ -198,6 +206,8 @@ class Engine:
             self._lines[""].lora = self._lora
             if adapter is not None:
                 await self._updated(self._lines[""], 0, adapter.path)
+            if c.reports_experts and c.gpus == 0:
+                await self._llm.collective_rpc("log_experts", args=(LOGS_PER_SLOT * c.max_num_seqs,))
         await self.generate([1] * 4, max_tokens=WARM_UP_TOKENS, seed=0, temperature=1.0)
 
     def _slots_for(self, adapter: AdapterFolder | None) -> dict[str, Any]:
@@ -251,6 +261,7 @@ class Engine:
                 with self._slots.take(self._next_request_id()) as slot:
                     version = line.version
                     output = (await self._run(slot.request_id, list(prompt), params, line)).outputs[0]
+                    experts = await self._experts(slot.request_id, output)
             model_s = time.monotonic() - slot.started - (self._paused_s - paused)
         token_ids = list(output.token_ids)
         logprobs = np.fromiter(
@@ -261,7 +272,23 @@ class Engine:
             for span in output.weight_versions or []:
                 versions[span.start : span.end] = int(span.version)
         line.sampled_tokens += len(token_ids)
-        return Completion(token_ids, logprobs, versions, output.finish_reason == "stop", max(0.0, model_s))
+        if experts is not None:
+            experts = experts[: len(prompt) + len(token_ids) - 1]
+        return Completion(token_ids, logprobs, versions, output.finish_reason == "stop", max(0.0, model_s), experts)
+
+    async def _experts(self, request_id: str, output: Any) -> NDArray[np.integer[Any]] | None:
+        """The experts chosen in a request that has ended; None if it was aborted, or the engine reports none."""
+        if not self.config.reports_experts or output.finish_reason == "abort":
+            return None
+        if self.config.gpus > 0:
+            found: NDArray[np.integer[Any]] | None = output.routed_experts
+        else:
+            with as_engine_failed("say which experts it chose"):
+                [taken] = await self._while_alive(self._llm.collective_rpc("take_experts", args=(request_id,)))
+            found = None if taken is None else np.frombuffer(taken[0], taken[1]).reshape(taken[2])
+        if found is None:
+            raise EngineFailed("an engine does not know which experts it chose")
+        return found
 
     async def prompt_logprobs(self, token_ids: Sequence[int], job: str = "") -> NDArray[np.float32]:
         """Log-probabilities at temperature 1 of each token but the first, given those before it: [T] -> [T-1]."""

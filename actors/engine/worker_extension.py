@@ -8,12 +8,14 @@ import torch
 from safetensors import safe_open
 from vllm.platforms import current_platform
 
+from actors.engine.expert_log import ExpertLog
 from actors.engine.grouped_lora import GroupedLora
 from actors.engine.rotary import use_flat_rotary
 from actors.weights.adapter import WEIGHTS_FILE
 from actors.weights.checkpoint_weights import as_bytes
 from actors.weights.checksum import MASK, checksum
 from actors.weights.transport import ShmWeightTransferEngine
+from trainer.model.router_replay import experts_per_token, num_experts
 
 if current_platform.is_cpu():  # when vLLM's worker is made, which is before its model is
     use_flat_rotary()
@@ -25,6 +27,7 @@ class WorkerExtension:
     weight_transfer_engine: ShmWeightTransferEngine
     model_runner: Any
     vllm_config: Any
+    expert_log: ExpertLog
 
     def loaded_weights(self) -> tuple[int, list[str]]:
         return self.weight_transfer_engine.loaded_weights()
@@ -40,6 +43,18 @@ class WorkerExtension:
             manager.punica_wrapper_mapping[prefix] = wrapper
         for name, module in manager.modules.items():
             module.set_mapping(manager._get_punica_wrapper(name))
+
+    def log_experts(self, most: int) -> None:
+        """On CPUs, note which experts are chosen for each token of the last `most` requests; see `ExpertLog`."""
+        model = self.vllm_config.model_config
+        config, num_layers = model.hf_text_config, model.get_total_num_hidden_layers()
+        sizes = num_experts(config), experts_per_token(config)
+        self.expert_log = ExpertLog(self.model_runner, num_layers, *sizes, most)
+
+    def take_experts(self, request_id: str) -> tuple[bytes, str, list[int]] | None:
+        """The bytes, type and shape of `ExpertLog.take`."""
+        found = self.expert_log.take(request_id)
+        return None if found is None else (found.tobytes(), str(found.dtype), list(found.shape))
 
     def missing_modules(self, lora_id: int) -> list[str]:
         """The modules that a loaded adapter changes and the model lacks."""

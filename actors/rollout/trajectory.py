@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from actors.engine.parsing import ParsedTurn, TurnParser
 from actors.engine.vllm_engine import Completion
@@ -109,6 +111,7 @@ class _GrowingSegment:
     loss_mask: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    experts: list[NDArray[np.integer[Any]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._mask_out(len(self.token_ids))
@@ -127,11 +130,18 @@ class _GrowingSegment:
         self.loss_mask += [True] * len(completion.token_ids)
         self.logprobs += completion.logprobs.tolist()
         self.versions += completion.versions.tolist()
+        if completion.experts is not None:  # what earlier turns computed is known from them
+            self.experts.append(completion.experts[sum(map(len, self.experts)) :])
 
     def finished(self) -> Segment:
+        experts = None
+        if self.experts:
+            known = np.concatenate(self.experts)
+            experts = np.concatenate([known, np.repeat(known[-1:], len(self.token_ids) - len(known), axis=0)])
         return Segment(
             token_ids=np.array(self.token_ids, dtype=np.int32),
             loss_mask=np.array(self.loss_mask, dtype=np.bool_),
             logprobs=np.array(self.logprobs, dtype=np.float32),
             versions=np.array(self.versions, dtype=np.int32),
+            experts=experts,
         )

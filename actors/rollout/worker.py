@@ -95,7 +95,8 @@ class RolloutWorker(Reachable):
         )
 
     async def _run(self, task: dict[str, Any], *rest: Any) -> dict[str, Any]:
-        return outcome_as_json(await self._runner.run(RolloutRequest(task_from_json(task), *rest)))
+        outcome = await self._runner.run(RolloutRequest(task_from_json(task), *rest))
+        return outcome_as_json(outcome, with_experts=True)
 
     @property
     def _own_engine(self) -> Engine:

@@ -27,6 +27,7 @@ from trainer.chat.model_card import read_card
 from trainer.chat.renderer import Renderer
 from trainer.errors import Problem, UserError
 from trainer.model.policy import STATE_LAYERS, layer_kinds, refuse_unsupported
+from trainer.model.router_replay import num_experts
 from trainer.spec.job import JobSpec
 
 MXFP4_REMEDY = (
@@ -66,6 +67,8 @@ def read_model(job: JobSpec, *, trains: bool = True) -> tuple[LoadableModel | No
         if trains and job.cluster.zero_stage == 3 and (states := layer_kinds(loaded) & STATE_LAYERS):
             message = f"3 does not train layers of type {', '.join(sorted(states))}, which run one sequence at a time"
             problems.append(Problem("states_under_zero_3", "cluster.zero_stage", message, "set it to 2"))
+        if trains and job.method.reinforcement is not None and job.reinforcement.algorithm.router_replay:
+            problems += _replay_problems(loaded)
         if (quantized := getattr(loaded, "quantization_config", None)) is not None:
             problems.append(_quantized(quantized))
         config = _sizes(loaded)
@@ -90,6 +93,13 @@ def _unsupported(config: Any) -> str | None:
     except UserError as error:
         return error.message
     return None
+
+
+def _replay_problems(config: Any) -> list[Problem]:
+    if num_experts(config.get_text_config()):
+        return []
+    field, message = "method.reinforcement.algorithm.router_replay", "the model has no experts"
+    return [Problem("no_experts", field, message, "leave it out: it is for mixtures of experts")]
 
 
 def _quantized(config: Any) -> Problem:

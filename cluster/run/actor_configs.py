@@ -74,6 +74,7 @@ def engine_config(prepared: Prepared, *, log_stats: bool = False) -> EngineConfi
         thought_marks=prepared.dialect.thought_marks,
         log_stats=log_stats,
         lora=None if lora is None else AdapterConfig(lora.rank, lora.alpha, lora.names),
+        reports_experts=job.reinforcement.algorithm.router_replay,
     )
 
 

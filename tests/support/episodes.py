@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from actors.engine.parsing import ParsedTurn, TurnParser
 from actors.engine.vllm_engine import Completion
@@ -64,6 +65,8 @@ class ScriptedEpisode:
         self.graded: list[dict[str, Any]] = []
         self.sessions: list[str] = []
         self.model_s = 0.5
+        self.experts: Callable[[int, int], NDArray[np.uint8]] | None = None
+        """The experts that an engine reports for a number of tokens in a turn."""
         self.output: Callable[[ToolCall], str] = lambda c: f"result of {json.loads(c.arguments)['path']}"
 
     async def generate(self, prompt: Sequence[int], **options: Any) -> Completion:
@@ -78,7 +81,9 @@ class ScriptedEpisode:
         ids = ids[: options["max_tokens"]]
         self.sampled.append(ids)
         logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32) / 10
-        return Completion(ids, logprobs, np.full(len(ids), self.version(turn), np.int32), stopped, self.model_s)
+        experts = None if self.experts is None else self.experts(turn, len(prompt) + len(ids) - 1)
+        versions = np.full(len(ids), self.version(turn), np.int32)
+        return Completion(ids, logprobs, versions, stopped, self.model_s, experts)
 
     async def call_tools(self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]) -> list[ToolResult]:
         self.traces.add(trace_id)

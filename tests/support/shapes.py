@@ -32,10 +32,10 @@ def shape_config(shape: str, **settings: Any) -> PreTrainedConfig:
     return (ARCHITECTURES | FURTHER)[shape](**_SETTINGS.get(shape, {}) | settings)
 
 
-def tiny_shape(shape: str) -> PreTrainedModel:
+def tiny_shape(shape: str, **settings: Any) -> PreTrainedModel:
     """With transformers' own attention; weights far from those of a fresh model, where most layers add little."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(shape_config(shape), attn_implementation="eager")
+    model = AutoModelForCausalLM.from_config(shape_config(shape, **settings), attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:

@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 
 from trainer.types import Discarded, Grade, Rollout, Segment, Task, ToolCall, ToolResult, Turn
 
-ARRAYS = tuple(field.name for field in fields(Segment))
+ARRAYS = tuple(field.name for field in fields(Segment) if field.name != "experts")
 
 
-def outcome_as_json(outcome: Rollout | Discarded) -> dict[str, Any]:
+def outcome_as_json(outcome: Rollout | Discarded, *, with_experts: bool = False) -> dict[str, Any]:
     """JSON values of a rollout, with `kind` rollout or discarded.
 
     Arrays [T] of a segment: token_ids is a list; loss_mask and versions are run lengths [[value, length], ...];
-    logprobs is base64 of little-endian float32, which is exact and a third of the size of decimals.
+    logprobs is base64 of little-endian float32, which is exact and a third of the size of decimals. Of a mixture of
+    experts, experts are far more than all else, and only what trains needs them: they are left out of files.
     """
     if isinstance(outcome, Discarded):
         return {"kind": "discarded"} | _shallow(outcome)
@@ -26,7 +27,7 @@ def outcome_as_json(outcome: Rollout | Discarded) -> dict[str, Any]:
         {"kind": "rollout"}
         | _shallow(outcome)
         | {
-            "segments": [_segment_as_json(segment) for segment in outcome.segments],
+            "segments": [_segment_as_json(segment, with_experts) for segment in outcome.segments],
             "turns": [_turn_as_json(turn) for turn in outcome.turns],
             "grade": _shallow(outcome.grade),
         }
@@ -58,13 +59,14 @@ def task_from_json(values: dict[str, Any]) -> Task:
     return Task(**values | {"messages": tuple(values["messages"]), "tools": tuple(values["tools"])})
 
 
-def _segment_as_json(segment: Segment) -> dict[str, Any]:
-    return {
+def _segment_as_json(segment: Segment, with_experts: bool) -> dict[str, Any]:
+    values = {
         "token_ids": segment.token_ids.tolist(),
         "loss_mask": _runs(segment.loss_mask),
         "logprobs": base64.b64encode(segment.logprobs.astype("<f4").tobytes()).decode(),
         "versions": _runs(segment.versions),
     }
+    return values | {"experts": experts_as_json(segment.experts)} if with_experts else values
 
 
 def _segment_from_json(values: dict[str, Any]) -> Segment:
@@ -73,7 +75,23 @@ def _segment_from_json(values: dict[str, Any]) -> Segment:
         loss_mask=_from_runs(values["loss_mask"], np.dtype(np.bool_)),
         logprobs=np.frombuffer(base64.b64decode(values["logprobs"]), dtype="<f4").astype(np.float32),
         versions=_from_runs(values["versions"], np.dtype(np.int32)),
+        experts=experts_from_json(values.get("experts")),
     )
+
+
+def experts_as_json(experts: NDArray[np.integer[Any]] | None) -> dict[str, Any] | None:
+    """Experts of tokens, as base64 of little-endian numbers without a sign."""
+    if experts is None:
+        return None
+    data = base64.b64encode(experts.astype(experts.dtype.newbyteorder("<")).tobytes()).decode()
+    return {"shape": list(experts.shape), "bytes": experts.dtype.itemsize, "data": data}
+
+
+def experts_from_json(values: dict[str, Any] | None) -> NDArray[np.integer[Any]] | None:
+    """The inverse of `experts_as_json`."""
+    if values is None:
+        return None
+    return np.frombuffer(base64.b64decode(values["data"]), f"<u{values['bytes']}").reshape(values["shape"])
 
 
 def _turn_as_json(turn: Turn) -> dict[str, Any]:

@@ -17,11 +17,17 @@ from transformers import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
 
 
 def num_experts(config: PreTrainedConfig) -> int:
     """Experts that a router of a text model chooses from; 0: it has none."""
     return next((number for name in _NUM_EXPERTS if (number := getattr(config, name, None))), 0)
+
+
+def experts_per_token(config: PreTrainedConfig) -> int:
+    """Experts that a router chooses for a token."""
+    return next((number for name in _PER_TOKEN if (number := getattr(config, name, None))), 0)
 
 
 def replay_routers(decoder: nn.Module, config: PreTrainedConfig) -> None:

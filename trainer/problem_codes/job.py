@@ -275,6 +275,11 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "checkpoints can be merged.",
             stops_accepted=True,
         ),
+        "no_experts": CheckCode(
+            "`algorithm.router_replay` is for mixtures of experts, and the model has no experts.",
+            "Leave it out.",
+            stops_accepted=False,
+        ),
         "slow_tokenizer": CheckCode(
             "The model has only a tokenizer in Python. A fast one is needed, because it can encode text from tools and "
             "users without ever producing special tokens.",

@@ -169,6 +169,10 @@ class AlgorithmSpec(OptimizerSpec):
     """Weight of the KL divergence from the start model in the loss; 0: none. Raise it (0.001 to 0.05) if the model
     drifts, for example its language degrades. Each learner rank then holds a second copy of the model; with `lora` the
     frozen weights are that copy."""
+    router_replay: bool = False
+    """Of a mixture of experts, train each token with the experts that the engine chose for it: the learner rounds
+    differently and would choose others for some. Set it to true if `logprob_gap` is large. On GPUs it needs vLLM's
+    second model runner, and was not run yet."""
     max_staleness: Annotated[int, Field(ge=0, le=1_000)] = 1
     """How many weight updates old a trained token may be. 0: engines wait while the learner works (strictly on-policy);
     1: both work at once; more hides longer rollouts and makes training less stable."""

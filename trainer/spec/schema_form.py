@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from itertools import product
 from typing import Any
 from urllib.parse import unquote
 
@@ -31,6 +32,9 @@ MAX_MOST = 1_000_000
 
 LEAST = ("minLength", "minItems", "minProperties", "minContains")
 MOST = ("maxLength", "maxItems", "maxProperties", "maxContains")
+NUMERIC = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+BOUNDS = (*zip(LEAST, MOST, strict=True), *product(NUMERIC[:2], NUMERIC[2:]))
+"""What a value must have at least, and may have at most."""
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 ANCHORS = ("$anchor", "$dynamicAnchor")
 IN_PLACE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"})
@@ -282,6 +286,32 @@ def _check_numbers(node: Mapping[str, Any], path: Path, grammar: bool) -> None:
                 raise _too_large((*path, key), f"is {_count(value)}", most, "lower it, or leave it out")
     if isinstance(choices := node.get("enum"), list) and len(choices) > MAX_CHOICES:
         raise _too_large((*path, "enum"), f"has {len(choices):,} values", MAX_CHOICES, "use a type instead of the enum")
+    if grammar:
+        _check_bounds(node, path)
+
+
+def _check_bounds(node: Mapping[str, Any], path: Path) -> None:
+    """Refuse what a grammar cannot be made of: bounds between which nothing is, and those of integers in fractions."""
+    if node.get("enum") == []:
+        raise _empty((*path, "enum"), "has no values", "list some, or leave it out")
+    whole = node.get("type") == "integer"
+    for key in NUMERIC if whole else ():
+        if isinstance(value := node.get(key), float) and not value.is_integer():
+            raise _empty((*path, key), "is not a whole number, as bounds of integers must be", "round it")
+    for least, most in BOUNDS:
+        low, high = node.get(least), node.get(most)
+        if _is_number(low) and _is_number(high):
+            strict = sum(key.startswith("exclusive") for key in (least, most))
+            if high - low < (strict if whole else 0) or (strict and high == low):
+                raise _empty((*path, least), f"leaves nothing below {most}", f"lower it, or raise {most}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _empty(path: Path, what: str, remedy: str) -> Refused:
+    return Refused(SchemaMistake("invalid_schema", path, what, remedy))
 
 
 def _check_patterns(patterns: list[tuple[Path, str]]) -> None:

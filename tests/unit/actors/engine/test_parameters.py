@@ -25,6 +25,10 @@ SCHEMA = {
         "fast": {"type": "boolean"},
         "size": {"enum": ["small", 3]},
         "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "kind": {"anyOf": [{"enum": ["a", "b"]}, {"type": "null"}]},
+        "count": {"allOf": [{"type": "integer"}]},
+        "code": {"type": "string", "enum": ["1", "true", "none"]},
     },
     "required": ["to", "fast"],
     "$defs": {"Place": PLACE},
@@ -43,7 +47,8 @@ def arguments_fit(schema: dict[str, Any], *arguments: tuple[str, str]) -> bool:
 
 def test_a_call_with_values_of_every_kind_fits_and_is_read_as_it_was_meant(tmp_path: Path) -> None:
     note = 'two\n"lines" of <b>text</b> & more\n'
-    arguments = written(TO, ("days", "[1, 7]"), FAST, ("size", "small"), ("note", note))
+    others = [("tags", '["a", "<b>"]'), ("kind", "null"), ("count", "12"), ("code", '"1"')]
+    arguments = written(TO, ("days", "[1, 7]"), FAST, ("size", "small"), ("note", note), *others)
     [form] = MUSE_GLIMMER.calls
     text = f"{form.begin.format(name='send')}{arguments}{form.end}"
     tools = [{"type": "function", "function": {"name": "send", "parameters": SCHEMA}}]
@@ -52,6 +57,7 @@ def test_a_call_with_values_of_every_kind_fits_and_is_read_as_it_was_meant(tmp_p
     tokenizer = AutoTokenizer.from_pretrained(TINY["muse_glimmer"].write(tmp_path))
     [(name, found)] = parser_of(MUSE_GLIMMER, tokenizer)(text, tools).calls
     meant = {"to": {"city": "Rome"}, "days": [1, 7], "fast": True, "size": "small", "note": note}
+    meant |= {"tags": ["a", "<b>"], "kind": None, "count": 12, "code": "1"}
     assert (name, json.loads(found)) == ("send", meant)
 
 
@@ -66,6 +72,12 @@ def test_a_call_with_values_of_every_kind_fits_and_is_read_as_it_was_meant(tmp_p
         [TO, ("fast", "yes")],
         [TO, FAST, ("size", "large")],
         [TO, FAST, ("note", "it ends<|eot|>")],
+        [TO, FAST, ("note", "it ends</atem:invoke>")],
+        [TO, FAST, ("tags", '["</atem:parameter>"]')],
+        [TO, FAST, ("tags", '["<|eom|>"]')],
+        [TO, FAST, ("kind", "c")],
+        [TO, FAST, ("count", "many")],
+        [TO, FAST, ("code", "1")],
         [TO, FAST, ("more", "1")],
     ],
 )
@@ -89,3 +101,8 @@ def test_objects_without_properties_have_any_and_a_closed_one_has_none() -> None
     assert arguments_fit({"type": "object"}, ("any", "as it is"), ("more", "3")) and arguments_fit({})
     closed = {"type": "object", "additionalProperties": False}
     assert arguments_fit(closed) and not arguments_fit(closed, ("any", "1"))
+
+
+def test_far_too_many_arguments_are_compiled_in_no_time_and_may_be_anything() -> None:
+    schema = {"type": "object", "properties": {f"n{number}": {"type": "string"} for number in range(2_500)}}
+    assert arguments_fit(schema, ("n7", "seven"), ("n3", "three"))

@@ -7,7 +7,7 @@ import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
-from actors.engine.rotary import FlatRotary
+from actors.engine.rotary import forward_cpu
 
 NUM_TOKENS, SIZE = 7, 32
 
@@ -18,11 +18,11 @@ def test_every_head_of_every_token_is_rotated(shape: tuple[int, ...], is_neox_st
     generator = torch.Generator().manual_seed(1)
     query, key = (torch.randn(NUM_TOKENS, heads, SIZE, generator=generator) for heads in (2, 1))
     with set_current_vllm_config(VllmConfig()):
-        rotary = FlatRotary(SIZE, SIZE, 64, 1e4, is_neox_style, torch.float32)
+        rotary = RotaryEmbedding(SIZE, SIZE, 64, 1e4, is_neox_style, torch.float32)
         positions = torch.arange(3, 3 + NUM_TOKENS)
-        wanted, wanted_key = RotaryEmbedding.forward_native(rotary, positions, query, key)
-        found, found_key = rotary.forward_cpu(positions, query.clone().view(shape), key.clone().view(shape))
-        alone, none = rotary.forward_cpu(positions, query.clone().view(shape))
+        wanted, wanted_key = rotary.forward_native(positions, query, key)
+        found, found_key = forward_cpu(rotary, positions, query.clone().view(shape), key.clone().view(shape))
+        alone, none = forward_cpu(rotary, positions, query.clone().view(shape))
     assert none is None
     torch.testing.assert_close(found, wanted.view(shape))
     torch.testing.assert_close(alone, wanted.view(shape))

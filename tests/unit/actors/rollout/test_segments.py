@@ -114,6 +114,29 @@ async def test_a_segment_ends_where_a_thought_is_dropped_and_goes_on_where_nothi
     assert rollout.num_prompt == len(episode.prompts[0]) + len(episode.prompts[1])
 
 
+@pytest.mark.parametrize("name", ["appends", "drops thoughts"])
+async def test_a_token_has_the_experts_of_the_turn_that_first_computed_it(name: str) -> None:
+    script = (thinking("hm", call("a")), call("b"), "42")
+    episode = ScriptedEpisode(renderer_of(TEMPLATES[name]), *script)
+    episode.experts = lambda turn, num_tokens: np.full((num_tokens, 2, 3), turn, np.uint8)
+    rollout = await graded(episode.runner())
+    for number, segment in enumerate(rollout.segments):
+        turns = [turn for turn in rollout.turns if turn.segment == number]
+        expected = np.full(len(segment.token_ids), len(rollout.turns) - 1)
+        for turn in reversed(turns):
+            expected[: turn.stop - 1] = rollout.turns.index(turn)
+        expected[-1] = expected[-2]  # the last token was sampled, and not computed
+        assert segment.experts is not None and segment.experts.shape == (len(segment.token_ids), 2, 3)
+        assert segment.experts[:, 1, 2].tolist() == expected.tolist()
+    trained = [sequence.experts for sequence in rollout.train_sequences(1.0)]
+    assert all(ours is segment.experts for ours, segment in zip(trained, rollout.segments, strict=True))
+
+
+async def test_without_a_report_of_the_engine_no_experts_are_known() -> None:
+    rollout = await graded(ScriptedEpisode(renderer_of(TEMPLATES["appends"]), call("a"), "42").runner())
+    assert [sequence.experts for sequence in rollout.train_sequences(1.0)] == [None]
+
+
 async def test_a_template_that_appends_renders_no_history() -> None:
     class Appending(Renderer):
         def resume(self, *args: object) -> list[int]:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import numpy as np
+import pytest
 
 from trainer.data.rollout_json import outcome_as_json, outcome_from_json, task_as_json, task_from_json
 from trainer.types import Discarded, Grade, Rollout, Segment, Task, ToolCall, ToolResult, Turn
@@ -70,6 +71,19 @@ def test_a_rollout_survives_the_round_trip_with_all_its_parts() -> None:
     older = outcome_from_json({name: value for name, value in values.items() if name != "structure"})
     assert isinstance(older, Rollout) and older.structure is None
     assert json.dumps(outcome_as_json(back)) == before == json.dumps(values), "reading must not change its input"
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_experts_survive_the_round_trip_where_they_are_asked_for(dtype: Any) -> None:
+    experts = (np.arange(12).reshape(3, 2, 2) * 20).astype(dtype)
+    arrays = np.arange(3, dtype=np.int32), np.array([False, True, True]), np.zeros(3, np.float32)
+    segment = Segment(*arrays, np.zeros(3, np.int32), experts)
+    rollout = Rollout("trace_1", "row-1", 0, 0, 0, (segment,), (Turn(1, 3, "7"),), "7", "answer", Grade(1.0), 1.0)
+    back = outcome_from_json(crossed(outcome_as_json(rollout, with_experts=True)))
+    assert isinstance(back, Rollout) and back.segments[0].experts is not None
+    assert back.segments[0].experts.dtype == dtype and (back.segments[0].experts == experts).all()
+    in_a_file = outcome_from_json(crossed(outcome_as_json(rollout)))
+    assert isinstance(in_a_file, Rollout) and in_a_file.segments[0].experts is None
 
 
 def test_a_rollout_of_an_older_version_has_one_segment() -> None:

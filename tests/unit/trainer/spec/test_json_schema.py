@@ -7,6 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from tests.support.grammars import fits
 from trainer.spec.json_schema import Checker, schema_mistake
 from trainer.spec.schema_form import (
     MAX_CHOICES,
@@ -197,3 +198,37 @@ def test_a_schema_of_an_old_job_that_is_refused_today_still_tells_types_and_requ
     assert checker.mistake({"a": "x"}) is None
     assert checker.mistake({}) == 'at $: "a" is a required property'
     assert checker.mistake({"a": 1}) == 'at $.a: 1 is not of type "string"'
+
+
+@pytest.mark.parametrize(
+    ("part", "place"),
+    [
+        ({"enum": []}, "enum"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum"),
+        ({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 4}, "exclusiveMinimum"),
+        ({"type": "number", "minimum": 3, "exclusiveMaximum": 3}, "minimum"),
+        ({"type": "integer", "minimum": 0.5, "maximum": 3}, "minimum"),
+        ({"type": "string", "minLength": 5, "maxLength": 3}, "minLength"),
+        ({"type": "array", "minItems": 5, "maxItems": 3}, "minItems"),
+        ({"type": "object", "minProperties": 5, "maxProperties": 3}, "minProperties"),
+    ],
+)
+def test_what_no_value_fits_is_refused_where_a_grammar_is_made(part: Any, place: str) -> None:
+    mistake = schema_mistake({"properties": {"a": part}}, grammar=True)
+    assert mistake is not None and (mistake.code, mistake.at) == ("invalid_schema", f"$.properties.a.{place}")
+    assert schema_mistake({"properties": {"a": part}}) is None
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "integer", "minimum": 3, "maximum": 3},
+        {"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 5},
+        {"type": "number", "exclusiveMinimum": 3, "exclusiveMaximum": 4},
+        {"type": "integer", "minimum": 3.0, "maximum": 4},
+        {"type": "string", "minLength": 3, "maxLength": 3},
+    ],
+)
+def test_bounds_between_which_there_is_something_are_accepted(part: Any) -> None:
+    assert schema_mistake(part, grammar=True) is None
+    assert not fits({"type": "json_schema", "json_schema": part}, "")  # it can be compiled

@@ -1,0 +1,92 @@
+"""Which experts a mixture of experts chose for each token of a request, on CPUs; on GPUs vLLM reports them itself.
+
+Each layer's choices of a step are kept by the slot of the cache that the token has, so that those of a prompt's tokens
+which the cache had already are known, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from vllm.model_executor.layers.fused_moe.routed_experts_capturer import bind_routed_experts_capturer
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+Choices = NDArray[np.integer[Any]]
+"""[N, L, k]: the k experts of N tokens in each of L layers, 0 in layers without."""
+MOST_EXPERTS_OF_A_BYTE = 256
+
+
+class ExpertLog:
+    """Watches a model runner of vLLM. Kept are the logs of the `most` requests that began last, and of those running.
+
+    Raises:
+        ValueError: The model has no router that vLLM can watch, or no layer with attention to all tokens, whose
+            cache holds the slots of all tokens of a request.
+    """
+
+    def __init__(self, runner: Any, num_layers: int, num_experts: int, k: int, most: int) -> None:
+        self._runner = runner
+        self._most = most
+        self._layers: list[list[Tensor]] = [[] for _ in range(num_layers)]
+        self._dtype: type[np.integer[Any]] = np.uint8 if num_experts <= MOST_EXPERTS_OF_A_BYTE else np.uint16
+        cache = runner.kv_cache_config
+        kinds = [isinstance(group.kv_cache_spec, FullAttentionSpec) for group in cache.kv_cache_groups]
+        if True not in kinds:
+            raise ValueError("no layer attends to all tokens")
+        self._group = kinds.index(True)
+        self._block_tokens = cache.kv_cache_groups[self._group].kv_cache_spec.block_size
+        self._by_slot = np.zeros((cache.num_blocks * self._block_tokens, num_layers, k), self._dtype)
+        self._requests: dict[str, list[Choices]] = {}
+        bind_routed_experts_capturer(runner.model, self)
+        runner.execute_model = partial(self._run, runner.execute_model)
+
+    def capture(self, layer: int, experts: Tensor) -> None:
+        """Called by each router, with the ids [n, k] of the next n tokens of the step."""
+        self._layers[layer].append(experts)
+
+    def take(self, request_id: str) -> Choices | None:
+        """The choices for all tokens of a request but the last, which was sampled and not computed; then forgotten."""
+        # vLLM makes ids of its own out of those that it is given.
+        found = [name for name in self._requests if name == request_id or name.startswith(f"{request_id}-")]
+        return np.concatenate(self._requests.pop(found[0])) if found else None
+
+    def _run(self, execute: Callable[..., Any], scheduled: Any, *arguments: Any, **named: Any) -> Any:
+        for layer in self._layers:
+            layer.clear()
+        result = execute(scheduled, *arguments, **named)
+        if scheduled.total_num_scheduled_tokens and any(self._layers):
+            self._note(scheduled)
+        return result
+
+    def _note(self, scheduled: Any) -> None:
+        batch = self._runner.input_batch
+        blocks = batch.block_table[self._group].get_numpy_array()
+        step = np.zeros((scheduled.total_num_scheduled_tokens, *self._by_slot.shape[1:]), self._dtype)
+        for number, parts in enumerate(self._layers):
+            if parts:
+                step[:, number] = np.concatenate([part.numpy() for part in parts])[: len(step)]
+        begin = 0
+        for index, request_id in enumerate(batch.req_ids):
+            if not (count := scheduled.num_scheduled_tokens.get(request_id, 0)):
+                continue
+            start, chosen = int(batch.num_computed_tokens_cpu[index]), step[begin : begin + count]
+            slots = self._slots(blocks[index], start + count)
+            self._by_slot[slots[start:]] = chosen
+            known = self._requests.pop(request_id, [])  # to put it last again
+            if sum(map(len, known)) != start:  # it is new, or begins again after others needed its cache
+                known = [self._by_slot[slots[:start]]]
+            self._requests[request_id] = [*known, chosen]
+            begin += count
+        for old in list(self._requests)[: max(0, len(self._requests) - self._most)]:
+            del self._requests[old]
+
+    def _slots(self, blocks: NDArray[np.int32], num_tokens: int) -> NDArray[np.int64]:
+        """The slots of a request's first tokens."""
+        at = np.arange(num_tokens)
+        slots: NDArray[np.int64] = blocks[at // self._block_tokens] * self._block_tokens + at % self._block_tokens
+        return slots

@@ -1,0 +1,95 @@
+"""A mixture of experts on a real engine: the learner computes with the experts that the engine chose."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from actors.engine.vllm_engine import Completion, Engine, EngineConfig
+from tests.support.shapes import shape_config, tiny_shape
+from tests.support.tiny_model import write_tiny_model
+from trainer.model.batch import pack
+from trainer.model.policy import DeviceBatch, load_policy
+from trainer.types import TrainSequence
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"),
+]
+
+PROMPT = np.random.default_rng(1).integers(0, 256, 70).tolist()
+NUM_SAMPLED = 24
+NOISE = 0.05
+
+
+def sequence(prompt: Sequence[int], completion: Completion, *, replayed: bool) -> TrainSequence:
+    """The completion as the learner gets it."""
+    ids = np.array([*prompt, *completion.token_ids], np.int32)
+    mask = np.arange(len(ids)) >= len(prompt)
+    logprobs = np.concatenate([np.zeros(len(prompt), np.float32), completion.logprobs])
+    experts = None
+    if replayed:
+        assert completion.experts is not None and len(completion.experts) == len(ids) - 1
+        experts = np.concatenate([completion.experts, completion.experts[-1:]])
+    return TrainSequence(ids, mask, logprobs, np.where(mask, 0, -1).astype(np.int32), 1.0, experts=experts)
+
+
+def gaps(folder: Path, sampled: Sequence[tuple[list[int], Completion]], noise: float) -> list[NDArray[np.float32]]:
+    """|log-probability of learner - engine|, without and with replay; the learner's routers are changed by `noise`."""
+    policy, found = load_policy(folder, torch.float32, 1.0), []
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if name.endswith(("gate.weight", "router.weight", "router.layer.weight")):
+                parameter.add_(noise * parameter.std() * torch.randn(parameter.shape, generator=generator))
+        for replayed in (False, True):
+            sequences = [sequence(prompt, completion, replayed=replayed) for prompt, completion in sampled]
+            [[batch]] = pack(sequences, num_ranks=1, budget=10_000)
+            logprobs = policy(DeviceBatch.of(batch, torch.device("cpu")))[0].numpy()
+            found.append(np.abs(logprobs - batch.logprobs))
+    return found
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "qwen3_moe",
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ("gpt_oss", "glm4_moe", "deepseek_v3", "granitemoe", "granitemoehybrid", "llama4")
+        ),
+    ],
+)
+async def test_the_learner_computes_with_the_engines_choices(shape: str, tmp_path: Path) -> None:
+    settings = {"attention_chunk_size": 32} if shape == "llama4" else {}
+    tiny_shape(shape, **settings).save_pretrained(write_tiny_model(tmp_path))
+    engine = Engine(EngineConfig(str(tmp_path), "float32", 1024, max_num_seqs=4, seed=0, reports_experts=True))
+
+    async def sample(prompt: list[int], seed: int) -> tuple[list[int], Completion]:
+        return prompt, await engine.generate(prompt, max_tokens=NUM_SAMPLED, seed=seed, temperature=1.0)
+
+    try:
+        await engine.start()
+        first = await asyncio.gather(*(sample(PROMPT[: 64 + seed], seed) for seed in range(6)))
+        # A second turn, most of whose prompt is in the cache.
+        second = await asyncio.gather(*(sample([*prompt, *one.token_ids, 7], 9) for prompt, one in first))
+    finally:
+        engine.shutdown()
+    config = shape_config(shape, **settings).get_text_config()
+    num_layers = config.num_hidden_layers
+    for _, completion in (*first, *second):
+        assert completion.experts is not None and completion.experts.shape[1] == num_layers
+    for (_, before), (prompt, after) in zip(first, second, strict=True):
+        assert before.experts is not None and after.experts is not None
+        assert (after.experts[: len(prompt) - 2] == before.experts).all()
+    # With its own routers the learner chooses the same, so layers and experts have the same numbers in both.
+    without, replayed = gaps(tmp_path, [*first, *second], 0.0)
+    assert without.max() < 0.01 and replayed.max() < 0.01
+    # With others it would not, which is then no matter but for the weights of the experts.
+    without, replayed = gaps(tmp_path, [*first, *second], NOISE)
+    assert replayed.mean() < 0.8 * without.mean()

@@ -1,0 +1,24 @@
+"""The check of `router_replay`: it is for models with experts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.preflight.model import read_model
+from tests.support.shapes import tiny_shape
+from tests.support.tiny_model import write_tiny_model
+from trainer.spec.job import JobSpec
+
+
+@pytest.mark.parametrize(("shape", "codes"), [("qwen3", ["no_experts"]), ("qwen3_moe", [])])
+def test_a_model_without_experts_is_refused(shape: str, codes: list[str], tmp_path: Path) -> None:
+    tiny_shape(shape).save_pretrained(write_tiny_model(tmp_path))
+    settings = {"grader": {"type": "length", "max_chars": 100}, "algorithm": {"router_replay": True}}
+    method = {"type": "reinforcement", "reinforcement": settings}
+    job = JobSpec.model_validate({"model": str(tmp_path), "training_file": "", "method": method})
+    problems = read_model(job)[1]
+    assert [problem.code for problem in problems] == codes
+    assert all(problem.field == "method.reinforcement.algorithm.router_replay" for problem in problems)
+    assert read_model(job, trains=False)[1] == []
