@@ -10,7 +10,7 @@ from typing import Any, Final
 from trainer.spec.inline import inlined
 
 MOST: Final = 200
-"""Arguments of a tool whose values are held to their schemas: compiling takes the square of their number."""
+"""Arguments of a tool whose values follow their schemas: the time to compile grows with the square of their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +85,11 @@ def _value(schema: Any, tags: Tags) -> dict[str, Any]:
 
 def _plain(schema: Any) -> dict[str, Any]:
     """The schema with what a single `allOf` says; {} for one that allows anything."""
-    match schema:
-        case {"allOf": [dict(only)], **beside}:
-            return beside | only
-        case dict():
-            return schema
-    return {}
+    plain = schema if isinstance(schema, dict) else {}
+    match plain.get("allOf"):
+        case [dict(only)]:
+            return {key: value for key, value in plain.items() if key != "allOf"} | only
+    return plain
 
 
 def _may_be_text(schema: Any) -> bool:

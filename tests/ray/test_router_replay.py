@@ -11,12 +11,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from actors.engine.vllm_engine import Completion, Engine, EngineConfig
+from actors.engine.vllm_engine import Engine, EngineConfig
+from tests.support.experts import Sampled, gaps
 from tests.support.shapes import shape_config, tiny_shape
 from tests.support.tiny_model import write_tiny_model
-from trainer.model.batch import pack
-from trainer.model.policy import DeviceBatch, load_policy
-from trainer.types import TrainSequence
+from trainer.model.policy import load_policy
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"),
@@ -27,32 +26,14 @@ NUM_SAMPLED = 24
 NOISE = 0.05
 
 
-def sequence(prompt: Sequence[int], completion: Completion, *, replayed: bool) -> TrainSequence:
-    """The completion as the learner gets it."""
-    ids = np.array([*prompt, *completion.token_ids], np.int32)
-    mask = np.arange(len(ids)) >= len(prompt)
-    logprobs = np.concatenate([np.zeros(len(prompt), np.float32), completion.logprobs])
-    experts = None
-    if replayed:
-        assert completion.experts is not None and len(completion.experts) == len(ids) - 1
-        experts = np.concatenate([completion.experts, completion.experts[-1:]])
-    return TrainSequence(ids, mask, logprobs, np.where(mask, 0, -1).astype(np.int32), 1.0, experts=experts)
-
-
-def gaps(folder: Path, sampled: Sequence[tuple[list[int], Completion]], noise: float) -> list[NDArray[np.float32]]:
-    """|log-probability of learner - engine|, without and with replay; the learner's routers are changed by `noise`."""
-    policy, found = load_policy(folder, torch.float32, 1.0), []
-    generator = torch.Generator().manual_seed(0)
+def gaps_of(folder: Path, sampled: Sequence[Sampled], noise: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The gaps without and with replay of a learner whose routers are changed by `noise`."""
+    policy, generator = load_policy(folder, torch.float32, 1.0), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in policy.named_parameters():
             if name.endswith(("gate.weight", "router.weight", "router.layer.weight")):
                 parameter.add_(noise * parameter.std() * torch.randn(parameter.shape, generator=generator))
-        for replayed in (False, True):
-            sequences = [sequence(prompt, completion, replayed=replayed) for prompt, completion in sampled]
-            [[batch]] = pack(sequences, num_ranks=1, budget=10_000)
-            logprobs = policy(DeviceBatch.of(batch, torch.device("cpu")))[0].numpy()
-            found.append(np.abs(logprobs - batch.logprobs))
-    return found
+    return gaps(policy, sampled, replayed=False), gaps(policy, sampled, replayed=True)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +51,7 @@ async def test_the_learner_computes_with_the_engines_choices(shape: str, tmp_pat
     tiny_shape(shape, **settings).save_pretrained(write_tiny_model(tmp_path))
     engine = Engine(EngineConfig(str(tmp_path), "float32", 1024, max_num_seqs=4, seed=0, reports_experts=True))
 
-    async def sample(prompt: list[int], seed: int) -> tuple[list[int], Completion]:
+    async def sample(prompt: list[int], seed: int) -> Sampled:
         return prompt, await engine.generate(prompt, max_tokens=NUM_SAMPLED, seed=seed, temperature=1.0)
 
     try:
@@ -88,8 +69,8 @@ async def test_the_learner_computes_with_the_engines_choices(shape: str, tmp_pat
         assert before.experts is not None and after.experts is not None
         assert (after.experts[: len(prompt) - 2] == before.experts).all()
     # With its own routers the learner chooses the same, so layers and experts have the same numbers in both.
-    without, replayed = gaps(tmp_path, [*first, *second], 0.0)
+    without, replayed = gaps_of(tmp_path, [*first, *second], 0.0)
     assert without.max() < 0.01 and replayed.max() < 0.01
     # With others it would not, which is then no matter but for the weights of the experts.
-    without, replayed = gaps(tmp_path, [*first, *second], NOISE)
+    without, replayed = gaps_of(tmp_path, [*first, *second], NOISE)
     assert replayed.mean() < 0.8 * without.mean()

@@ -170,7 +170,7 @@ class AlgorithmSpec(OptimizerSpec):
     drifts, for example its language degrades. Each learner rank then holds a second copy of the model; with `lora` the
     frozen weights are that copy."""
     router_replay: bool = False
-    """Of a mixture of experts, train each token with the experts that the engine chose for it: the learner rounds
+    """Train each token of a mixture of experts with the experts that the engine chose for it: the learner rounds
     differently and would choose others for some. Set it to true if `logprob_gap` is large. On GPUs it needs vLLM's
     second model runner, and was not run yet."""
     max_staleness: Annotated[int, Field(ge=0, le=1_000)] = 1

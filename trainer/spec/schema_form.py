@@ -299,15 +299,15 @@ def _check_bounds(node: Mapping[str, Any], path: Path) -> None:
         if isinstance(value := node.get(key), float) and not value.is_integer():
             raise _empty((*path, key), "is not a whole number, as bounds of integers must be", "round it")
     for least, most in BOUNDS:
-        low, high = node.get(least), node.get(most)
-        if _is_number(low) and _is_number(high):
+        low, high = _number(node.get(least)), _number(node.get(most))
+        if low is not None and high is not None:
             strict = sum(key.startswith("exclusive") for key in (least, most))
             if high - low < (strict if whole else 0) or (strict and high == low):
                 raise _empty((*path, least), f"leaves nothing below {most}", f"lower it, or raise {most}")
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _empty(path: Path, what: str, remedy: str) -> Refused:

@@ -1,0 +1,40 @@
+"""What an engine sampled, as the learner gets it, with or without the experts that the engine chose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from actors.engine.vllm_engine import Completion
+from trainer.model.batch import pack
+from trainer.model.policy import DeviceBatch, Policy
+from trainer.types import TrainSequence
+
+Sampled = tuple[list[int], Completion]
+"""A prompt and its completion."""
+
+
+def sequence_of(sampled: Sampled, *, replayed: bool) -> TrainSequence:
+    prompt, completion = sampled
+    ids = np.array([*prompt, *completion.token_ids], np.int32)
+    mask = np.arange(len(ids)) >= len(prompt)
+    logprobs = np.concatenate([np.zeros(len(prompt), np.float32), completion.logprobs])
+    experts = None
+    if replayed:
+        assert completion.experts is not None and len(completion.experts) == len(ids) - 1
+        experts = np.concatenate([completion.experts, completion.experts[-1:]])
+    return TrainSequence(ids, mask, logprobs, np.where(mask, 0, -1).astype(np.int32), 1.0, experts=experts)
+
+
+def gaps(policy: Policy, sampled: Sequence[Sampled], *, replayed: bool) -> NDArray[np.float32]:
+    """|log-probability of the learner - of the engine| of each sampled token."""
+    [batches] = pack([sequence_of(one, replayed=replayed) for one in sampled], num_ranks=1, budget=2_000)
+    found = []
+    with torch.no_grad():
+        for batch in batches:
+            logprobs = policy(DeviceBatch.of(batch, torch.device("cpu")))[0].float().numpy()
+            found.append(np.abs(logprobs - batch.logprobs))
+    return np.concatenate(found)
