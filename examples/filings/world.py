@@ -85,7 +85,10 @@ class Archive:
         return [filing for filing in self.filings.values() if filing.split == split]
 
     def search(self, query: str) -> str:
-        """The sections that share the rarest words with the query, best first: number, company and topic of each."""
+        """The sections that share the rarest words with the query, best first: a line with the number of each.
+
+        The number comes last, since a small model copies what follows a word that it was asked for.
+        """
         weights = {
             word: math.log(len(self._words) / self._frequency[word])
             for word in set(_WORD.findall(query.lower()))
@@ -96,11 +99,11 @@ class Archive:
         }
         best = sorted((number for number in scores if scores[number] > 0), key=lambda number: -scores[number])
         found = (self._sections[number] for number in best[:NUM_HITS])
-        return "; ".join(f"{s.number} {filing.company} {s.topic}" for filing, s in found) or NOT_FOUND
+        return "\n".join(f"{filing.company} {s.topic}: {s.number}" for filing, s in found) or NOT_FOUND
 
     def read(self, number: str) -> str:
         found = self._sections.get(number.strip().strip("[]"))
-        return f"{found[0].company}: {found[1].text}" if found else NOT_FOUND
+        return f"{found[0].company}: {found[1].text} [{found[1].number}]" if found else NOT_FOUND
 
 
 def _draw_filing(company: str, split: Split, numbers: list[str], rng: random.Random) -> Filing:
