@@ -7,7 +7,7 @@ last sampled token.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -174,6 +174,10 @@ class Rollout:
     @property
     def calls(self) -> list[ToolCall]:
         return [call for turn in self.turns for call in turn.calls]
+
+    def without_experts(self) -> Rollout:
+        """For what is not trained on."""
+        return replace(self, segments=tuple(replace(segment, experts=None) for segment in self.segments))
 
     @property
     def results(self) -> list[ToolResult]:

@@ -35,7 +35,7 @@ class ExpertLog:
         self._layers: list[list[Tensor]] = [[] for _ in range(num_layers)]
         self._dtype: type[np.integer[Any]] = np.uint8 if num_experts <= MOST_EXPERTS_OF_A_BYTE else np.uint16
         cache = runner.kv_cache_config
-        kinds = [isinstance(group.kv_cache_spec, FullAttentionSpec) for group in cache.kv_cache_groups]
+        kinds = [_attends_to_all(group.kv_cache_spec) for group in cache.kv_cache_groups]
         if True not in kinds:
             raise ValueError("no layer attends to all tokens")
         self._group = kinds.index(True)
@@ -70,18 +70,19 @@ class ExpertLog:
         for number, parts in enumerate(self._layers):
             if parts:
                 step[:, number] = np.concatenate([part.numpy() for part in parts])[: len(step)]
-        begin = 0
+        ran, begin = [], 0
         for index, request_id in enumerate(batch.req_ids):
-            if not (count := scheduled.num_scheduled_tokens.get(request_id, 0)):
-                continue
-            start, chosen = int(batch.num_computed_tokens_cpu[index]), step[begin : begin + count]
-            slots = self._slots(blocks[index], start + count)
-            self._by_slot[slots[start:]] = chosen
+            if count := scheduled.num_scheduled_tokens.get(request_id, 0):
+                start, chosen = int(batch.num_computed_tokens_cpu[index]), step[begin : begin + count].copy()
+                slots = self._slots(blocks[index], start + count)
+                self._by_slot[slots[start:]] = chosen
+                ran.append((request_id, slots[:start], chosen))
+                begin += count
+        for request_id, before, chosen in ran:  # a request may find what another computes in this step
             known = self._requests.pop(request_id, [])  # to put it last again
-            if sum(map(len, known)) != start:  # it is new, or begins again after others needed its cache
-                known = [self._by_slot[slots[:start]]]
+            if sum(map(len, known)) != len(before):  # it is new, or begins again after others needed its cache
+                known = [self._by_slot[before]]
             self._requests[request_id] = [*known, chosen]
-            begin += count
         for old in list(self._requests)[: max(0, len(self._requests) - self._most)]:
             del self._requests[old]
 
@@ -90,3 +91,8 @@ class ExpertLog:
         at = np.arange(num_tokens)
         slots: NDArray[np.int64] = blocks[at // self._block_tokens] * self._block_tokens + at % self._block_tokens
         return slots
+
+
+def _attends_to_all(spec: Any) -> bool:
+    specs = list(getattr(spec, "kv_cache_specs", {}).values()) or [spec]
+    return all(isinstance(one, FullAttentionSpec) for one in specs)

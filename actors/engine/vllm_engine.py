@@ -261,7 +261,7 @@ class Engine:
                 with self._slots.take(self._next_request_id()) as slot:
                     version = line.version
                     output = (await self._run(slot.request_id, list(prompt), params, line)).outputs[0]
-                    experts = await self._experts(slot.request_id, output)
+                    experts = await self._experts(slot.request_id, output, len(prompt))
             model_s = time.monotonic() - slot.started - (self._paused_s - paused)
         token_ids = list(output.token_ids)
         logprobs = np.fromiter(
@@ -272,11 +272,9 @@ class Engine:
             for span in output.weight_versions or []:
                 versions[span.start : span.end] = int(span.version)
         line.sampled_tokens += len(token_ids)
-        if experts is not None:
-            experts = experts[: len(prompt) + len(token_ids) - 1]
         return Completion(token_ids, logprobs, versions, output.finish_reason == "stop", max(0.0, model_s), experts)
 
-    async def _experts(self, request_id: str, output: Any) -> NDArray[np.integer[Any]] | None:
+    async def _experts(self, request_id: str, output: Any, num_prompt: int) -> NDArray[np.integer[Any]] | None:
         """The experts chosen in a request that has ended; None if it was aborted, or the engine reports none."""
         if not self.config.reports_experts or output.finish_reason == "abort":
             return None
@@ -286,9 +284,10 @@ class Engine:
             with as_engine_failed("say which experts it chose"):
                 [taken] = await self._while_alive(self._llm.collective_rpc("take_experts", args=(request_id,)))
             found = None if taken is None else np.frombuffer(taken[0], taken[1]).reshape(taken[2])
-        if found is None:
+        num_computed = num_prompt + len(output.token_ids) - 1
+        if found is None or len(found) < num_computed:
             raise EngineFailed("an engine does not know which experts it chose")
-        return found
+        return found[:num_computed]
 
     async def prompt_logprobs(self, token_ids: Sequence[int], job: str = "") -> NDArray[np.float32]:
         """Log-probabilities at temperature 1 of each token but the first, given those before it: [T] -> [T-1]."""

@@ -106,6 +106,8 @@ class Groups:
         async def one(sample: int) -> Rollout | None:
             asked = RolloutRequest(request.task, request.epoch, sample, attempt, request.temperature)
             rollout = await self._rollout(asked, discard, late)
+            if rollout is not None and request.purpose != "train":
+                rollout = rollout.without_experts()  # which are large, and of no use
             self.board.ended(request, rollout)
             return rollout
 

@@ -131,7 +131,7 @@ class _GrowingSegment:
         self.logprobs += completion.logprobs.tolist()
         self.versions += completion.versions.tolist()
         if completion.experts is not None:  # what earlier turns computed is known from them
-            self.experts.append(completion.experts[sum(map(len, self.experts)) :])
+            self.experts.append(completion.experts[sum(map(len, self.experts)) :].copy())
 
     def finished(self) -> Segment:
         experts = None

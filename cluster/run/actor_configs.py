@@ -61,7 +61,8 @@ def worker_config(
 
 def engine_config(prepared: Prepared, *, log_stats: bool = False) -> EngineConfig:
     """The configuration of an engine that is the job's own."""
-    job, lora = prepared.job, prepared.job.optimizer.lora
+    job, lora, method = prepared.job, prepared.job.optimizer.lora, prepared.job.method.reinforcement
+    replays = method is not None and method.algorithm.router_replay
     return EngineConfig(
         model=job.model,
         dtype=prepared.placement.dtype,
@@ -74,7 +75,7 @@ def engine_config(prepared: Prepared, *, log_stats: bool = False) -> EngineConfi
         thought_marks=prepared.dialect.thought_marks,
         log_stats=log_stats,
         lora=None if lora is None else AdapterConfig(lora.rank, lora.alpha, lora.names),
-        reports_experts=job.reinforcement.algorithm.router_replay,
+        reports_experts=replays and prepared.placement.learner_ranks > 0,
     )
 
 

@@ -56,7 +56,7 @@ class MicroBatch:
         versions: [M] int32, as in `TrainSequence`.
         structures: S values, as in `TrainSequence`.
         num_useful: Tokens that are not filler: N or 0.
-        experts: [N, L, k], as in `TrainSequence`, if all of the sequences have them.
+        experts: [N, L, k], as in `TrainSequence`, if any of the sequences has them; -1 for tokens of the others.
     """
 
     token_ids: NDArray[np.int64]
@@ -219,7 +219,11 @@ def _micro_batch(rows: Sequence[_PackedRow]) -> MicroBatch:
     trained = [np.flatnonzero(row.weights) for row in rows]
     starts = np.cumsum([0, *lengths[:-1]])
     chosen = list(zip(rows, trained, strict=True))
-    experts = [row.experts[:-1] for row in rows if row.experts is not None]
+    shape = next((row.experts.shape[1:] for row in rows if row.experts is not None), None)
+    experts = [
+        np.full((row.num_tokens, *shape), -1) if row.experts is None else row.experts[:-1].astype(np.int64)
+        for row in (rows if shape is not None else ())
+    ]
     return MicroBatch(
         token_ids=np.concatenate([row.token_ids[:-1] for row in rows]).astype(np.int64),
         positions=np.concatenate([np.arange(length, dtype=np.int64) for length in lengths]),
@@ -232,5 +236,5 @@ def _micro_batch(rows: Sequence[_PackedRow]) -> MicroBatch:
         versions=np.concatenate([row.versions[which] for row, which in chosen]),
         structures=tuple(row.structure for row in rows),
         num_useful=num_useful,
-        experts=np.concatenate(experts) if len(experts) == len(rows) else None,
+        experts=np.concatenate(experts) if experts else None,
     )

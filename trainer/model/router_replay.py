@@ -56,7 +56,10 @@ class _Replayed:
 
 
 class _Chosen(TorchFunctionMode):
-    """Within it the best `k` of a token's scores are those of `experts` [N, k]: each router asks torch for its best."""
+    """Within it the best `k` of a token's scores are those of `experts` [N, k]: each router asks torch for its best.
+
+    Tokens whose experts are -1 have the best ones.
+    """
 
     def __init__(self, experts: Tensor, num_experts: int) -> None:
         super().__init__()
@@ -65,5 +68,8 @@ class _Chosen(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.topk, Tensor.topk) and args[0].shape == (len(self._experts), self._num_experts):
-            return torch.return_types.topk((args[0].gather(1, self._experts), self._experts))
+            experts = self._experts
+            if (experts < 0).any():
+                experts = torch.where(experts < 0, func(*args, **(kwargs or {}))[1], experts)
+            return torch.return_types.topk((args[0].gather(1, experts), experts))
         return func(*args, **(kwargs or {}))

@@ -302,7 +302,7 @@ def _check_bounds(node: Mapping[str, Any], path: Path) -> None:
         low, high = _number(node.get(least)), _number(node.get(most))
         if low is not None and high is not None:
             strict = sum(key.startswith("exclusive") for key in (least, most))
-            if high - low < (strict if whole else 0) or (strict and high == low):
+            if low > high or (strict and low == high) or (whole and strict == 2 and int(high) == int(low) + 1):
                 raise _empty((*path, least), f"leaves nothing below {most}", f"lower it, or raise {most}")
 
 

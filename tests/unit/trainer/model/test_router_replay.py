@@ -116,9 +116,17 @@ def test_gradients_reach_the_router_also_where_a_layer_is_computed_again() -> No
     assert router.grad is not None and router.grad.abs().max() > 0
 
 
-def test_a_batch_of_which_some_experts_are_unknown_has_none() -> None:
-    experts = np.zeros((sum(LENGTHS) - len(LENGTHS), 2, 2), np.uint8)
-    known = sequences(experts)
-    assert packed(experts).experts is not None
-    [[mixed]] = pack([known[0], replace(known[1], experts=None)], num_ranks=1, budget=1000)
-    assert mixed.experts is None
+def test_sequences_whose_experts_are_unknown_have_the_learners_own_beside_others() -> None:
+    policy = policy_of("qwen3_moe")
+    own, _, expected = choices_of(policy)
+    others = ((own + 1) % num_experts(policy.model.config)).astype(np.uint8)
+    known = sequences(others)
+    mixed = [known[0], *(replace(sequence, experts=None) for sequence in known[1:])]
+    [[batch]] = pack(mixed, num_ranks=1, budget=1000)
+    assert batch.experts is not None and (batch.experts < 0).sum() == batch.experts[LENGTHS[0] - 1 :].size
+    with torch.no_grad():
+        found = policy(DeviceBatch.of(batch, CPU))[0]
+    first = LENGTHS[0] - 1
+    assert (found[:first] - expected[:first]).abs().max() > 0.01
+    torch.testing.assert_close(found[first:], expected[first:], atol=1e-5, rtol=1e-5)
+    assert packed().experts is None

@@ -208,6 +208,7 @@ def test_a_schema_of_an_old_job_that_is_refused_today_still_tells_types_and_requ
         ({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 4}, "exclusiveMinimum"),
         ({"type": "number", "minimum": 3, "exclusiveMaximum": 3}, "minimum"),
         ({"type": "integer", "minimum": 0.5, "maximum": 3}, "minimum"),
+        ({"type": "number", "minimum": 10**400, "maximum": 1.5}, "minimum"),
         ({"type": "string", "minLength": 5, "maxLength": 3}, "minLength"),
         ({"type": "array", "minItems": 5, "maxItems": 3}, "minItems"),
         ({"type": "object", "minProperties": 5, "maxProperties": 3}, "minProperties"),
