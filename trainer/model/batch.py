@@ -219,10 +219,12 @@ def _micro_batch(rows: Sequence[_PackedRow]) -> MicroBatch:
     trained = [np.flatnonzero(row.weights) for row in rows]
     starts = np.cumsum([0, *lengths[:-1]])
     chosen = list(zip(rows, trained, strict=True))
-    shape = next((row.experts.shape[1:] for row in rows if row.experts is not None), None)
+    routed = [row.experts for row in rows if row.experts is not None]
     experts = [
-        np.full((row.num_tokens, *shape), -1) if row.experts is None else row.experts[:-1].astype(np.int64)
-        for row in (rows if shape is not None else ())
+        np.full((row.num_tokens, *routed[0].shape[1:]), -1)
+        if row.experts is None
+        else row.experts[:-1].astype(np.int64)
+        for row in (rows if routed else ())
     ]
     return MicroBatch(
         token_ids=np.concatenate([row.token_ids[:-1] for row in rows]).astype(np.int64),
