@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,6 +37,21 @@ def gaps_of(folder: Path, sampled: Sequence[Sampled], noise: float) -> tuple[NDA
     return gaps(policy, sampled, replayed=False), gaps(policy, sampled, replayed=True)
 
 
+async def two_turns(folder: Path) -> tuple[list[Sampled], list[Sampled]]:
+    """Completions that share most of their prompts, and a second one of each, most of whose prompt is in the cache."""
+    engine = Engine(EngineConfig(str(folder), "float32", 1024, max_num_seqs=4, seed=0, reports_experts=True))
+
+    async def sample(prompt: list[int], seed: int) -> Sampled:
+        return prompt, await engine.generate(prompt, max_tokens=NUM_SAMPLED, seed=seed, temperature=1.0)
+
+    try:
+        await engine.start()
+        first = await asyncio.gather(*(sample(PROMPT[: 64 + seed], seed) for seed in range(6)))
+        return first, await asyncio.gather(*(sample([*prompt, *one.token_ids, 7], 9) for prompt, one in first))
+    finally:
+        engine.shutdown()
+
+
 @pytest.mark.parametrize(
     "shape",
     [
@@ -49,18 +65,8 @@ def gaps_of(folder: Path, sampled: Sequence[Sampled], noise: float) -> tuple[NDA
 async def test_the_learner_computes_with_the_engines_choices(shape: str, tmp_path: Path) -> None:
     settings = {"attention_chunk_size": 32} if shape == "llama4" else {}
     tiny_shape(shape, **settings).save_pretrained(write_tiny_model(tmp_path))
-    engine = Engine(EngineConfig(str(tmp_path), "float32", 1024, max_num_seqs=4, seed=0, reports_experts=True))
-
-    async def sample(prompt: list[int], seed: int) -> Sampled:
-        return prompt, await engine.generate(prompt, max_tokens=NUM_SAMPLED, seed=seed, temperature=1.0)
-
-    try:
-        await engine.start()
-        first = await asyncio.gather(*(sample(PROMPT[: 64 + seed], seed) for seed in range(6)))
-        # A second turn, most of whose prompt is in the cache.
-        second = await asyncio.gather(*(sample([*prompt, *one.token_ids, 7], 9) for prompt, one in first))
-    finally:
-        engine.shutdown()
+    first, second = await two_turns(tmp_path)
+    gc.collect()  # closes what the engine left open while such warnings are ignored
     config = shape_config(shape, **settings).get_text_config()
     num_layers = config.num_hidden_layers
     for _, completion in (*first, *second):

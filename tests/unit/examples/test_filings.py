@@ -200,11 +200,12 @@ def test_tools_and_graders_follow_the_wire_contract(client: TestClient) -> None:
         assert answer.status_code == 200
         return str(answer.json()["output"])
 
-    hits = called("search", {"query": filing.company}).split("; ")
-    assert {hit.split()[0] for hit in hits} == filing.by_number().keys()
-    assert called("search", {"query": f"debt of {filing.company}"}).startswith(f"{debt.number} {filing.company} debt")
+    hits = called("search", {"query": filing.company}).splitlines()
+    assert {hit.split()[-1] for hit in hits} == filing.by_number().keys()
+    first = called("search", {"query": f"debt of {filing.company}"}).splitlines()[0]
+    assert first == f"{filing.company} debt: {debt.number}"
     assert called("search", {"query": "!"}) == called("read", {"section": "1"}) == NOT_FOUND
-    assert called("read", {"section": debt.number}) == f"{filing.company}: {debt.text}"
+    assert called("read", {"section": debt.number}) == f"{filing.company}: {debt.text} [{debt.number}]"
 
     body = {"sample": {"output_text": ANSWERS["swapped"]}, "item": ITEM, "trace_id": "trace_1"}
     graded = client.post("/grade/rubric", json=body).json()

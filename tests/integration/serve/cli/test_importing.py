@@ -37,6 +37,8 @@ def started(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # A suite that a shell runs in the background ignores this signal, and so would what it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 

@@ -83,7 +83,7 @@ COVERED = """
     OptimizerSpec: learning_rate lr_schedule warm_up_steps lora
     LoraSpec: rank alpha targets
     AlgorithmSpec: advantage clip_low clip_high importance_cap max_divergence kl_coef max_staleness
-    AlgorithmSpec: updates_per_batch temperature eval_temperature
+    AlgorithmSpec: updates_per_batch temperature eval_temperature router_replay
     Supervised: hyperparameters algorithm
     SupervisedAlgorithm: context_weight
     ToolSpec: name max_output_bytes

@@ -28,6 +28,9 @@ def assert_identical(a, b):
     for before, after in zip(a.segments, b.segments, strict=True):
         for f in fields(Segment):
             x, y = getattr(before, f.name), getattr(after, f.name)
+            if f.name == "experts":  # which no file has
+                assert x is None and y is None
+                continue
             assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes()), f.name
 
 
