@@ -269,9 +269,9 @@ async def test_requests_in_flight_continue_with_the_new_weights_and_later_ones_u
             if swapped.is_set():
                 break
 
+    engine.stage(*scaled(model, 1.1))  # before: it blocks this loop, and meanwhile all requests would end
     running = [asyncio.create_task(one_after_the_other(i)) for i in range(32)]
     await until(lambda: len(completions) > 0)
-    engine.stage(*scaled(model, 1.1))
     pause = (await engine.swap(before + 1)).pause_s
     swapped.set()
     await asyncio.gather(*running)
