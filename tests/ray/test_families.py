@@ -17,13 +17,14 @@ import torch
 from transformers import AutoTokenizer
 
 from actors.engine.chat_engine import ChatEngine
+from actors.engine.chat_model import Refusal
 from actors.engine.dialects import find_dialect, round_trip
 from actors.engine.parsing import TurnParser, parser_of
 from actors.engine.structure import required_calls
 from actors.engine.vllm_engine import Completion, Engine, EngineConfig
 from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from tests.support.builders import task
-from tests.support.families import TINY
+from tests.support.families import OTHER, TINY
 from tests.support.harmony import write_gpt_oss
 from trainer.chat.conversation import samples_of
 from trainer.chat.dialect import UNKNOWN
@@ -246,6 +247,25 @@ async def test_tool_choice_is_obeyed_in_the_familys_form(served: ChatEngine) -> 
         assert wanted == "required" or {len(choice["message"]["tool_calls"]) for choice in ended} == {1}
     for choice in await choices("none"):
         assert "tool_calls" not in choice["message"] and "<tool_call>" not in (choice["message"]["content"] or "")
+
+
+@pytest.mark.nightly
+async def test_a_model_of_no_known_family_is_served_and_refuses_a_schema(tmp_path: Path) -> None:
+    served = ChatEngine(
+        EngineConfig(str(OTHER.write(tmp_path)), "float32", CONTEXT, max_num_seqs=16, seed=0),
+        ServeSettings(context_length=CONTEXT, max_completion_tokens=40),
+    )
+    assert await served.start() is None
+    try:
+        body = {"messages": list(TASK.messages), "tools": list(TOOLS)}
+        answers: list[Any] = await asyncio.gather(*(served.chat({**body, "seed": seed}) for seed in range(4)))
+        form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": NUMBER}}
+        refused = await served.chat({**body, "response_format": form})
+    finally:
+        await served.shutdown()
+    assert all(answer["choices"][0]["finish_reason"] in ("length", "stop", "tool_calls") for answer in answers)
+    assert isinstance(refused, Refusal) and (refused.status, refused.param) == (400, "response_format")
+    assert "hunyuan_a13b" in refused.message and "send no response_format, or no tools" in refused.message
 
 
 @pytest.mark.nightly

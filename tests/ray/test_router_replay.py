@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from actors.engine.vllm_engine import Engine, EngineConfig
 from tests.support.experts import Sampled, gaps
-from tests.support.shapes import shape_config, tiny_shape
+from tests.support.shapes import ENGINE_SETTINGS, shape_config, tiny_shape
 from tests.support.tiny_model import write_tiny_model
 from trainer.model.policy import load_policy
 
@@ -63,7 +63,7 @@ async def two_turns(folder: Path) -> tuple[list[Sampled], list[Sampled]]:
     ],
 )
 async def test_the_learner_computes_with_the_engines_choices(shape: str, tmp_path: Path) -> None:
-    settings = {"attention_chunk_size": 32} if shape == "llama4" else {}
+    settings = ENGINE_SETTINGS.get(shape, {})
     tiny_shape(shape, **settings).save_pretrained(write_tiny_model(tmp_path))
     first, second = await two_turns(tmp_path)
     gc.collect()  # closes what the engine left open while such warnings are ignored

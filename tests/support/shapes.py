@@ -27,6 +27,9 @@ _SETTINGS = {
     },
 }
 
+ENGINE_SETTINGS: dict[str, dict[str, Any]] = {"llama4": {"attention_chunk_size": 32}}
+"""What an engine needs: a chunk holds whole blocks of its cache."""
+
 
 def shape_config(shape: str, **settings: Any) -> PreTrainedConfig:
     return (ARCHITECTURES | FURTHER)[shape](**_SETTINGS.get(shape, {}) | settings)

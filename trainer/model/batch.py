@@ -221,9 +221,7 @@ def _micro_batch(rows: Sequence[_PackedRow]) -> MicroBatch:
     chosen = list(zip(rows, trained, strict=True))
     routed = [row.experts for row in rows if row.experts is not None]
     experts = [
-        np.full((row.num_tokens, *routed[0].shape[1:]), -1)
-        if row.experts is None
-        else row.experts[:-1].astype(np.int64)
+        np.full((row.num_tokens, *routed[0].shape[1:]), -1, np.int16) if row.experts is None else row.experts[:-1]
         for row in (rows if routed else ())
     ]
     return MicroBatch(
