@@ -23,7 +23,7 @@ from examples.edit_planning.history import NAMES, README, Change, Split, changes
 from examples.edit_planning.repositories import REPOSITORIES, STAT_OPTIONS, Unknown, git, text_files
 
 DATA: Final = Path(__file__).parent / "data"
-NUM_WARM_START: Final = 72
+NUM_WARM_START: Final = 96
 NUM_TRAIN: Final = 160
 NUM_FEW: Final = 16
 NUM_TEST: Final = 120
@@ -36,7 +36,7 @@ PARAMETERS: Final = {
     "shell": ("command", "grep, ls, cat, head, wc, git log, git show"),
     "read_file": ("path", "the text of a file"),
 }
-PARALLEL_SHARE: Final = 0.4
+PARALLEL_SHARE: Final = 0.25
 """Share of conversations that make all calls in one turn; the others make one a turn, which is what they unlearn."""
 SLOPPY_SHARE: Final = 0.6
 """Share of conversations whose plan also has the README, whether or not the change touches it."""

@@ -73,8 +73,10 @@ def read(text: str, name: str = "kernel") -> Kernel:
         raise Refused(f"more than {MAX_CHARS} characters")
     try:
         body = ast.parse(code).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise Refused(f"not one function {name}") from None
+    except SyntaxError as error:
+        raise Refused(f"not valid Python: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError):
+        raise Refused("not valid Python") from None
     match body:
         case [ast.FunctionDef(name=found, args=arguments, decorator_list=[]) as function] if found == name:
             if _are_plain(arguments):

@@ -136,7 +136,8 @@ def test_the_conversations_have_the_habits_and_end_with_a_right_kernel() -> None
         ("def kernel(x):\n    a = [1]\n    for b in a: a.append(b)\n    return a", "takes too long"),
         ("def kernel(x): return sum(1 for i in range(1000000000))", "takes too long"),
         ("def kernel(x): return kernel(x)", "is not allowed"),
-        ("def kernel(x): return " + "(" * 300 + "x" + ")" * 300, "not one function"),
+        ("def kernel(x): return " + "(" * 300 + "x" + ")" * 300, "not valid Python: too many nested parentheses"),
+        ("def kernel(x): return [a for a in x", "not valid Python: '[' was never closed"),
         ("def kernel(x, y=1): return x", "plain arguments"),
         ("def kernel(x, /, y): return x", "plain arguments"),
         ("def kernel(x, *, y): return x", "plain arguments"),
@@ -152,7 +153,7 @@ def test_the_conversations_have_the_habits_and_end_with_a_right_kernel() -> None
     ],
 )
 def test_what_is_not_a_kernel_ends_with_a_reason_and_within_its_bounds(code: str, value: str) -> None:
-    with pytest.raises(Refused, match=value.replace("(", r"\(")):
+    with pytest.raises(Refused, match=re.escape(value)):
         run(read(code), [VECTOR])
 
 
@@ -210,7 +211,7 @@ def test_all_answers_to_a_row_get_the_same_inputs_and_the_tool_gets_others() -> 
         ("patched clock", 0, "not one function"),
         ("prints a measurement", 0, "not one function"),
         ("busy neighbour", 0, "not one function"),
-        ("to the judge", 0, "not one function"),
+        ("to the judge", 0, "not valid Python"),
         ("look-alike letters", 0, "not one function"),
         ("very long", 0, "more than 1000"),
         ("endless", 0, "takes too long"),
