@@ -425,7 +425,8 @@ class AlarmRaised(Event):
     rule: Literal["top_grade_soon", "drift", "diverged"]
     """`top_grade_soon`: nearly the best grade within the first steps. `drift`: a length or count changed a lot.
 
-    `diverged`: a part of the grade, or the held-out grade, fell while the mean grade rose.
+    `diverged`: a part of the grade, or the held-out grade, fell while the mean grade rose. A part that was high where
+    the grade was low in the first steps, as a count of mistakes is, rose.
     """
     metric: str
     """The metric that changed."""

@@ -213,9 +213,8 @@ def _alarm(event: e.AlarmRaised) -> str:
         return f"the mean grade rose from {event.before:.2f} to {event.now:.2f} unusually early: check the grader"
     if event.rule == "drift":
         return f"{event.metric} is {event.now:.1f}, was {event.before:.1f} at the start"
-    return (
-        f"{event.metric} fell from {event.before:.2f} to {event.now:.2f} while the grade rose by {event.grade_rise:.2f}"
-    )
+    change = f"{'fell' if event.now < event.before else 'rose'} from {event.before:.2f} to {event.now:.2f}"
+    return f"{event.metric} {change} while the grade rose by {event.grade_rise:.2f}"
 
 
 def _why(text: str) -> str:

@@ -22,7 +22,7 @@ HEADER: Final = """\
 # Figures
 
 Written by `python -m examples.common.results {case}` from runs of `{command}` with {cores} cores and no GPU.
-All are means over the {rows} unseen rows of the test file, calls and tokens per rollout. {judge} {slow}
+All are means over the {rows} unseen rows of the test file, turns, calls and tokens per rollout. {judge} {slow}
 The gain is that of reinforcement over the stage before, with its paired 95 % interval over rows. The load is that of
 the machine before and, as a mean of 15 minutes, after.
 
@@ -39,8 +39,8 @@ Summary = Mapping[str, Any]
 def rows_part(traces: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What the lines of `agent-rft traces RUN --name EVALUATION --json` add to a stage.
 
-    `grades`, `held_out` and `seconds` of model and tools by row id, each the mean of the row's rollouts, and `scores`,
-    the mean of each part of the grade that every rollout has. Where rows have k rollouts, `scores` also has
+    `grades`, `held_out` and `seconds` of model and tools by row id, each the mean of the row's rollouts; `turns` of the
+    model per rollout, None without rollouts; and `scores`, the mean of each part of the grade that every rollout has. Where rows have k rollouts, `scores` also has
     `best of k`, the mean of their best grades. Discarded rollouts and failed held-out grades are left out.
     """
     rows = defaultdict[str, list[Mapping[str, Any]]](list)
@@ -53,11 +53,13 @@ def rows_part(traces: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     scores = {name: fmean(grade["scores"][name] for grade in grades) for name in sorted(names)}
     if (k := max(map(len, rows.values()), default=0)) > 1:
         scores[f"best of {k}"] = fmean(max(grade["value"] for grade in found) for found in graded.values())
+    turns = [len(line["turns"]) for found in rows.values() for line in found]
     held_out = {row: [one["held_out"] for one in found if one["held_out"] is not None] for row, found in graded.items()}
     return {
         "grades": {row: fmean(grade["value"] for grade in found) for row, found in graded.items()},
         "held_out": {row: fmean(values) for row, values in held_out.items() if values},
         "seconds": {row: fmean(sum(map(_seconds, line["turns"])) for line in found) for row, found in rows.items()},
+        "turns": fmean(turns) if turns else None,
         "scores": scores,
     }
 
@@ -106,7 +108,8 @@ def table(summaries: Sequence[Summary], target_s: float | None = None) -> str:
     scores = sorted({name for stage in stages for name in stage["scores"]})
     columns = ["seed", "stage", "grade", "right", *(["held out"] if held_out else [])]
     columns += [*(["slow"] if target_s is not None else []), *scores]
-    columns += ["tool calls", "sampled tokens", "minutes", "load"]
+    turns = any("turns" in stage for stage in stages)  # older summaries have none
+    columns += [*(["turns"] if turns else []), "tool calls", "sampled tokens", "minutes", "load"]
     lines = [columns, ["---"] * len(columns)]
 
     def add(summary: Summary, stage: str, **cells: str) -> None:
@@ -120,6 +123,7 @@ def table(summaries: Sequence[Summary], target_s: float | None = None) -> str:
                 "right": f"{stage['pass_rate']:.0%}",
                 "held out": f"{fmean(stage['held_out'].values()):.3f}" if stage["held_out"] else "",
                 "slow": f"{fmean(_slow(stage, target_s).values()):.0%}" if target_s is not None else "",
+                "turns": f"{stage['turns']:.2f}" if "turns" in stage else "",
                 "tool calls": f"{stage['tool_calls']:.2f}",
                 "sampled tokens": f"{stage['completion_tokens']:.0f}",
                 "minutes": f"{stage['minutes']:.1f}",

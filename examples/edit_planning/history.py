@@ -21,7 +21,19 @@ from examples.edit_planning.repositories import GIT_ENVIRONMENT, REPOSITORIES
 
 Split = Literal["train", "validation", "test"]
 NAMES: Final[Mapping[Split, Sequence[str]]] = {
-    "train": ("bakery", "cinema", "clinic", "depot", "farm", "garage", "harbour", "hotel", "market", "museum", "school"),
+    "train": (
+        "bakery",
+        "cinema",
+        "clinic",
+        "depot",
+        "farm",
+        "garage",
+        "harbour",
+        "hotel",
+        "market",
+        "museum",
+        "school",
+    ),
     "validation": ("library",),
     "test": ("airport", "brewery", "laundry", "orchard", "quarry", "theatre"),
 }

@@ -5,8 +5,9 @@ Metrics are compared with their mean over the first BASELINE_STEPS steps, in a r
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from statistics import fmean
+from statistics import StatisticsError, correlation, fmean
 from typing import Literal
 
 from trainer.events import AlarmRaised
@@ -17,6 +18,8 @@ DRIFT_FACTOR = 4.0
 """Change of a length or count, up or down; learning to answer with a third of the calls is what jobs are for."""
 RISE, FALL = 0.1, 0.1
 """Change of a grade, from 0 to 1; smaller changes are noise of one batch."""
+COST_CORRELATION = -0.3
+"""A part of the grade that correlates with it below this counts mistakes, so that it falls when the model learns."""
 SOON_SHARE = 0.1
 TOP_GRADE, FAR_FROM_TOP = 0.98, 0.7
 NUM_SAMPLES = 5
@@ -32,6 +35,7 @@ class Alarms:
     def __init__(self, total_steps: int) -> None:
         self._soon = max(BASELINE_STEPS, round(SOON_SHARE * total_steps))
         self._first: list[dict[str, float]] = []
+        self._parts = defaultdict[str, list[tuple[float, float]]](list)
         self._raised: set[tuple[str, str]] = set()
 
     def look(self, metrics: dict[str, float], rollouts: Sequence[Rollout]) -> list[AlarmRaised]:
@@ -41,6 +45,9 @@ class Alarms:
         alarms = [*self._too_soon(metrics, rollouts)]
         if len(self._first) < BASELINE_STEPS:
             self._first.append(metrics)
+            for rollout in rollouts:
+                for name, score in rollout.grade.scores.items():
+                    self._parts[f"grader/{name}/score_mean"].append((rollout.grade.value, score))
         else:
             alarms += [*self._drifts(metrics, rollouts), *self._diverging(metrics, rollouts)]
         alarms = [alarm for alarm in alarms if (alarm.rule, alarm.metric) not in self._raised]
@@ -66,7 +73,7 @@ class Alarms:
                 yield _alarm("drift", name, before, metrics, _traces(rollouts, size, largest=now > before))
 
     def _diverging(self, metrics: dict[str, float], rollouts: Sequence[Rollout]) -> Iterator[AlarmRaised]:
-        """A part of the grade, or the held-out grade, that falls while the grade rises."""
+        """A part of the grade, or the held-out grade, that becomes worse while the grade rises."""
         grade = self._baseline("train_mean_grade")
         if grade is None or metrics["train_mean_grade"] < grade + RISE:
             return
@@ -74,8 +81,16 @@ class Alarms:
         for name, value in metrics.items():
             is_part = name.startswith("grader/") and name.endswith("/score_mean")
             before = self._baseline(name) if is_part or name == "held_out_grade_mean" else None
-            if before is not None and value < before - FALL:
+            if before is not None and (value - before if self._is_cost(name) else before - value) > FALL:
                 yield _alarm("diverged", name, before, metrics, _traces(rollouts, lambda r: r.reward), rise)
+
+    def _is_cost(self, name: str) -> bool:
+        """Whether the rollouts of the first steps had lower grades the higher this part of them was."""
+        pairs = self._parts.get(name, [])
+        try:
+            return correlation([grade for grade, _ in pairs], [score for _, score in pairs]) < COST_CORRELATION
+        except StatisticsError:  # fewer than two rollouts, or all the same
+            return False
 
 
 def _alarm(

@@ -48,9 +48,10 @@ def test_the_rows_of_an_evaluation_have_grades_held_out_grades_and_means_of_scor
         "grades": {done.row_id: 0.75},
         "held_out": {done.row_id: 0.5},
         "seconds": {done.row_id: done.busy_s},
+        "turns": 1.0,
         "scores": {"false_citations": 1.0},
     }
-    assert rows_part([]) == {"grades": {}, "held_out": {}, "seconds": {}, "scores": {}}
+    assert rows_part([]) == {"grades": {}, "held_out": {}, "seconds": {}, "turns": None, "scores": {}}
 
 
 def test_a_row_with_several_rollouts_counts_by_their_mean_and_has_a_best_one() -> None:
@@ -63,6 +64,7 @@ def test_a_row_with_several_rollouts_counts_by_their_mean_and_has_a_best_one() -
         "grades": {"a": 0.5, "b": 0.25},
         "held_out": {"a": 0.5, "b": 0.5},
         "seconds": {"a": 0, "b": 0},
+        "turns": 0,
         "scores": {"best of 2": 0.75},
     }
 
@@ -85,6 +87,14 @@ def test_the_table_has_each_stage_the_gain_and_the_load() -> None:
     assert lines[2] == "| 7 | before | 0.500 ± 0.100 | 25% | 0.000 | 1.50 | 2.00 | 70 | 1.5 |  |"
     assert lines[3] == "| 7 | after | 0.500 ± 0.100 | 25% | 0.750 |  | 2.00 | 70 | 1.5 |  |"
     assert lines[4] == "| 7 | gain |  |  | **+0.750 ± 0.195** |  |  |  | 20.0 in all | 0.5 to 2.0 |"
+
+
+def test_turns_are_in_the_table_where_a_run_has_them() -> None:
+    run = summary(BETTER)
+    run["stages"][1]["turns"] = 2.25
+    lines = [line.split(" | ") for line in table([run]).splitlines()]
+    at = lines[0].index("turns")
+    assert [line[at] for line in lines[2:]] == ["", "2.25", ""]
 
 
 def test_a_wanted_latency_shows_the_share_of_slower_rollouts_beside_the_grades() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.builders import group_request, rollout
@@ -54,6 +56,27 @@ def test_a_grade_that_falls_while_the_trained_one_rises_raises_an_alarm(name: st
     assert (alarm.rule, alarm.metric, alarm.step) == ("diverged", name, 5)
     assert (alarm.before, alarm.now, alarm.grade_rise) == pytest.approx((0.8, 0.6, 0.2))
     assert alarm.traces[0] == ROLLOUTS[7].trace_id
+
+
+@pytest.mark.parametrize(("mistakes", "alarms"), [(0.2, []), (0.7, []), (0.95, ["grader/mistakes/score_mean"])])
+def test_a_part_that_counts_mistakes_may_fall_and_raises_an_alarm_if_it_rises(
+    mistakes: float, alarms: list[str]
+) -> None:
+    graded = [replace(r, grade=replace(r.grade, scores={"mistakes": 1 - r.grade.value})) for r in ROLLOUTS]
+    name, watched = "grader/mistakes/score_mean", Alarms(100)
+    for _ in range(3):
+        watched.look(CALM | {name: 0.8, "step": 1.0}, graded)
+    raised = watched.look(CALM | {name: mistakes, "train_mean_grade": 0.7, "step": 4.0}, graded)
+    assert [alarm.metric for alarm in raised] == alarms
+
+
+def test_a_part_that_is_the_same_in_all_rollouts_of_the_first_steps_must_not_fall() -> None:
+    graded = [replace(r, grade=replace(r.grade, scores={"style": 1.0})) for r in ROLLOUTS]
+    name, watched = "grader/style/score_mean", Alarms(100)
+    for _ in range(3):
+        watched.look(CALM | {name: 1.0, "step": 1.0}, graded)
+    (alarm,) = watched.look(CALM | {name: 0.6, "train_mean_grade": 0.7, "step": 4.0}, graded)
+    assert alarm.metric == name
 
 
 def test_a_top_grade_is_suspicious_only_if_reached_early() -> None:
