@@ -40,8 +40,9 @@ def rows_part(traces: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What the lines of `agent-rft traces RUN --name EVALUATION --json` add to a stage.
 
     `grades`, `held_out` and `seconds` of model and tools by row id, each the mean of the row's rollouts; `turns` of the
-    model per rollout, None without rollouts; and `scores`, the mean of each part of the grade that every rollout has. Where rows have k rollouts, `scores` also has
-    `best of k`, the mean of their best grades. Discarded rollouts and failed held-out grades are left out.
+    model per rollout, None without rollouts; and `scores`, the mean of each part of the grade that every rollout has.
+    Where rows have k rollouts, `scores` also has `best of k`, the mean of their best grades. Discarded rollouts and
+    failed held-out grades are left out.
     """
     rows = defaultdict[str, list[Mapping[str, Any]]](list)
     for line in traces:
