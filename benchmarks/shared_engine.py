@@ -18,8 +18,8 @@ from typing import Any
 
 import ray
 
-from actors.engine.shared import SharedConfig
-from actors.engine.shared_client import EngineClient
+from actors.engine.shared.actor import SharedConfig
+from actors.engine.shared.client import EngineClient
 from actors.engine.vllm_engine import EngineConfig
 from actors.weights.adapter import AdapterConfig
 from benchmarks.common import Figure, report

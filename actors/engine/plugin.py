@@ -15,7 +15,7 @@ import threading
 import time
 
 TRANSPORT = "agent_rft_shm"
-WORKER_EXTENSION = "actors.engine.worker_extension.WorkerExtension"
+WORKER_EXTENSION = "actors.engine.worker.worker_extension.WorkerExtension"
 PARENT_POLL_S = 1.0
 PR_SET_PDEATHSIG = 1
 """Linux's prctl option for the signal that a process gets when the thread that started it ends."""

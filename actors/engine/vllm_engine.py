@@ -232,7 +232,7 @@ class Engine:
     ) -> Completion:
         """Sample one completion of `prompt` (token ids); temperature 0 is greedy, for comparisons only.
 
-        A `structure` (see `actors.engine.structure`) limits thoughts itself.
+        A `structure` (see `actors.engine.grammar.structure`) limits thoughts itself.
 
         Raises:
             EngineFailed: the engine died or returned nothing.

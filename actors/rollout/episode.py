@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from opentelemetry.trace import Span
 
-from actors.engine.parsing import ParsedTurn, TurnParser
-from actors.engine.structure import cut_result, structure_of
+from actors.engine.chat.parsing import ParsedTurn, TurnParser
+from actors.engine.grammar.structure import cut_result, structure_of
 from actors.engine.vllm_engine import Completion
 from actors.graders.sample import sample_of
 from actors.rollout.time_budget import TimeBudget

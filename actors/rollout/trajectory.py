@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.parsing import ParsedTurn, TurnParser
+from actors.engine.chat.parsing import ParsedTurn, TurnParser
 from actors.engine.vllm_engine import Completion
 from trainer.chat.renderer import Renderer
 from trainer.types import Message, Segment, ToolSchema, Turn

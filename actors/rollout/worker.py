@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.parsing import parser_of
-from actors.engine.shared import SharedConfig
-from actors.engine.shared_client import EngineClient
-from actors.engine.tokenizer import load_tokenizer
+from actors.engine.chat.parsing import parser_of
+from actors.engine.chat.tokenizer import load_tokenizer
+from actors.engine.shared.actor import SharedConfig
+from actors.engine.shared.client import EngineClient
 from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.grading.pool import GraderPoolClient
 from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
-from actors.engine.dialects import unread_names
+from actors.engine.chat.dialects import unread_names
 from actors.graders.kinds.python import ignores_sample
 from actors.graders.templates import reads_sample
 from actors.grading.factory import FIELD, graders_of, templates_of

@@ -10,9 +10,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from actors.engine.dialects import find_dialect
-from actors.engine.parsing import tool_parser_names
-from actors.engine.structure import grammar_mistake
+from actors.engine.chat.dialects import find_dialect
+from actors.engine.chat.parsing import tool_parser_names
+from actors.engine.grammar.structure import grammar_mistake
 from cluster.planning.model_folder import one_line
 from trainer.chat.dialect import UNKNOWN
 from trainer.chat.families import FAMILIES

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from actors.engine.dialects import PROBE_TOOLS, find_dialect
+from actors.engine.chat.dialects import PROBE_TOOLS, find_dialect
 from cluster.planning.model_folder import find_model
 from cluster.preflight.dialect import OWN_TEMPLATE, TOOLS_REMEDY
 from cluster.preflight.model import read_model, read_tokenizer

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from actors.engine.shared import SharedConfig
+from actors.engine.shared.actor import SharedConfig
 from cluster.planning.placement import text_of
 from cluster.ray_cluster.seats import FURTHER_S, PLACEMENT_TIMEOUT_S, not_available
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-from actors.engine.shared import SharedConfig
+from actors.engine.shared.actor import SharedConfig
 from actors.engine.vllm_engine import EngineConfig
 from actors.learner.group import LearnerGroup
 from actors.learner.rank import LearnerConfig

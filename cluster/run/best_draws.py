@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.engine.parsing import ParsedTurn, parser_of
+from actors.engine.chat.parsing import ParsedTurn, parser_of
 from actors.rollout.trajectory import Trajectory, read_turn
 from trainer.chat.renderer import Renderer
 from trainer.data.durable import write_durably

@@ -20,8 +20,8 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.schema import ApplicationStatus
 
-from actors.engine.chat_engine import ChatEngine, ServedModel
-from actors.engine.chat_model import Refusal
+from actors.engine.chat.chat_engine import ChatEngine, ServedModel
+from actors.engine.chat.chat_model import Refusal
 from actors.engine.sizes import slot_rank
 from actors.engine.vllm_engine import EngineConfig
 from actors.runtime.exporter import MetricsAddress, metrics_port, start_telemetry
@@ -54,7 +54,7 @@ STATES = {
 
 
 class ServedEngine(Protocol):
-    """The part of actors.engine.chat_engine.ChatEngine that a replica needs."""
+    """The part of actors.engine.chat.chat_engine.ChatEngine that a replica needs."""
 
     @property
     def failed(self) -> bool: ...

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, TypeVar
 
-from actors.engine.chat_model import Refusal
+from actors.engine.chat.chat_model import Refusal
 from actors.runtime.timing import REAL_TIMING, Timing
 from cluster.stores.model_registry import ModelCatalog, ModelRecord, UnknownModel
 from serve.http.errors import ApiError, internal_error

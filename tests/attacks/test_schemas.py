@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from actors.engine.structure import turn_structure
+from actors.engine.grammar.structure import turn_structure
 from cluster.preflight.examples import example_call, example_of
 from cluster.preflight.rows import read_files, rows_of, tool_problems, value_problems
 from cluster.stores.secrets import SecretBox

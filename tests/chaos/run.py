@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from actors.engine.parsing import ParsedTurn
+from actors.engine.chat.parsing import ParsedTurn
 from actors.engine.vllm_engine import Completion
 from actors.grading.pool import GraderPool
 from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest

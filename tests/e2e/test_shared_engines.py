@@ -13,7 +13,7 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from actors.engine.shared import SharedEngine
+from actors.engine.shared.actor import SharedEngine
 from cluster.records.run_folder import RunFolder
 from examples.ledger.services import services
 from tests.e2e.command import AGENT_RFT, kill, marked

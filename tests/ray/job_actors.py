@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 
-from actors.engine.shared import SharedConfig
+from actors.engine.shared.actor import SharedConfig
 from actors.engine.vllm_engine import EngineConfig
 from actors.grading.pool import GraderPoolActor
 from actors.learner.group import LearnerGroup

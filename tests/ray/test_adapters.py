@@ -20,7 +20,7 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.engine.chat_engine import ChatEngine
+from actors.engine.chat.chat_engine import ChatEngine
 from actors.engine.vllm_engine import SHM, Completion, Engine, EngineConfig
 from actors.weights.adapter import AdapterConfig
 from actors.weights.checkpoint_weights import as_bytes

@@ -17,10 +17,10 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.engine.chat_engine import ChatEngine
-from actors.engine.parsing import parser_of
+from actors.engine.chat.chat_engine import ChatEngine
+from actors.engine.chat.parsing import parser_of
+from actors.engine.grammar.structure import thought_structure, turn_structure
 from actors.engine.sizes import MIN_BATCHED_TOKENS
-from actors.engine.structure import thought_structure, turn_structure
 from actors.engine.vllm_engine import SHM, Completion, Engine, EngineConfig
 from actors.rollout.fleet import CANARY_LIMITS
 from actors.weights.checksum import checksum

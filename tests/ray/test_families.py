@@ -16,11 +16,11 @@ import pytest_asyncio
 import torch
 from transformers import AutoTokenizer
 
-from actors.engine.chat_engine import ChatEngine
-from actors.engine.chat_model import Refusal
-from actors.engine.dialects import find_dialect, round_trip
-from actors.engine.parsing import TurnParser, parser_of
-from actors.engine.structure import required_calls
+from actors.engine.chat.chat_engine import ChatEngine
+from actors.engine.chat.chat_model import Refusal
+from actors.engine.chat.dialects import find_dialect, round_trip
+from actors.engine.chat.parsing import TurnParser, parser_of
+from actors.engine.grammar.structure import required_calls
 from actors.engine.vllm_engine import Completion, Engine, EngineConfig
 from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from tests.support.builders import task

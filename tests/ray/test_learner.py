@@ -22,7 +22,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.engine.structure import turn_structure
+from actors.engine.grammar.structure import turn_structure
 from actors.learner.group import LearnerGroup
 from actors.learner.rank import LearnerConfig
 from actors.learner.sizes import snapshot_bytes

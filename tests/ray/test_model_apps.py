@@ -15,7 +15,7 @@ import pytest_asyncio
 import ray
 from ray import serve as ray_serve
 
-from actors.engine.chat_engine import ServedModel
+from actors.engine.chat.chat_engine import ServedModel
 from cluster.stores.model_registry import ModelRecord
 from serve.http.errors import ApiError
 from serve.inference.model_apps import EngineResources, RayServeModels, ServedEngine

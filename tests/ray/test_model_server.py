@@ -15,7 +15,7 @@ import ray
 from ray import serve as ray_serve
 from transformers import AutoTokenizer
 
-from actors.engine.parsing import parser_of
+from actors.engine.chat.parsing import parser_of
 from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from actors.runtime.exporter import PORT

@@ -14,8 +14,8 @@ import pytest_asyncio
 import ray
 import torch
 
-from actors.engine.shared import NAMESPACE, SharedConfig
-from actors.engine.shared_client import EngineClient
+from actors.engine.shared.actor import NAMESPACE, SharedConfig
+from actors.engine.shared.client import EngineClient
 from actors.engine.vllm_engine import Completion, EngineConfig
 from actors.weights.adapter import AdapterConfig
 from actors.weights.checkpoint_weights import as_bytes

@@ -38,7 +38,7 @@ def tokenizer() -> Any:
 def parser_class(tokenizer: Any) -> Any:
     from vllm.parser import ParserManager
 
-    from actors.engine import thoughts
+    from actors.engine.chat import thoughts
 
     parser = thoughts.parser_between(HERMES.thought_marks)
     return ParserManager.get_parser("hermes", parser, enable_auto_tools=True, tokenizer=tokenizer)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.parsing import ParsedTurn, TurnParser
+from actors.engine.chat.parsing import ParsedTurn, TurnParser
 from actors.engine.vllm_engine import Completion
 from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from actors.runtime.tracing import NO_TRACES, Tracer

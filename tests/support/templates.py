@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
-from actors.engine.dialects import find_dialect
+from actors.engine.chat.dialects import find_dialect
 from cluster.preflight.doctor import Examined, examine
 from docs.generator.models import FOUND
 from trainer.chat.dialect import UNKNOWN

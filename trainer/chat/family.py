@@ -22,8 +22,8 @@ class CallForm:
         begin: The text before the arguments; `{name}` stands for the tool's name.
         end: The text after them.
         separator: The text between two calls; None: a turn has one.
-        style: How the arguments are written: a style of xgrammar's JSON schema format, of `actors.engine.literals` or
-            of `actors.engine.parameters`.
+        style: How the arguments are written: a style of xgrammar's JSON schema format, or of `literals` or
+            `parameters` in `actors.engine.grammar`.
         before: The text before the first call of a turn.
         after: The text after the last one.
         head: A pattern of what is between `begin` and the arguments, such as a number.

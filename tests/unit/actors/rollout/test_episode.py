@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from transformers import AutoTokenizer
 
-from actors.engine.structure import turn_structure
+from actors.engine.grammar.structure import turn_structure
 from actors.engine.vllm_engine import Completion
 from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest, turn_seed
 from actors.tools.dispatcher import Dispatcher

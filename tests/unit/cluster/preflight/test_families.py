@@ -9,8 +9,8 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from actors.engine.dialects import PROBE_CALLS, PROBE_TOOLS
-from actors.engine.parsing import parser_of
+from actors.engine.chat.dialects import PROBE_CALLS, PROBE_TOOLS
+from actors.engine.chat.parsing import parser_of
 from actors.rollout.episode import RolloutRequest
 from docs.generator.models import FOUND, WITH_TINY_WEIGHTS
 from tests.support.episodes import TASK, ScriptedEpisode, graded

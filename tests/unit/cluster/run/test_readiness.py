@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.engine.parsing import ParsedTurn
+from actors.engine.chat.parsing import ParsedTurn
 from cluster.records.run_folder import RunFolder
 from cluster.run.best_draws import best_draws, write_best_draws
 from cluster.run.readiness import ROWS_AT_ONCE, drawn, graded_again

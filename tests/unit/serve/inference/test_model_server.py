@@ -12,8 +12,8 @@ from unittest import TestCase
 import openai
 import pytest
 
-from actors.engine.chat_engine import CannotServe
-from actors.engine.chat_model import Refusal
+from actors.engine.chat.chat_engine import CannotServe
+from actors.engine.chat.chat_model import Refusal
 from cluster.stores.model_registry import ModelRecord, ModelRegistry, UnknownModel
 from cluster.stores.secrets import FixedSecrets, Master, SecretBox
 from serve.http.errors import ApiError

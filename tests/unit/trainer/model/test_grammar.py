@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from actors.engine.structure import turn_structure
+from actors.engine.grammar.structure import turn_structure
 from tests.support.paths import BASE
 from trainer.chat.families.hermes import HERMES
 from trainer.chat.renderer import Renderer

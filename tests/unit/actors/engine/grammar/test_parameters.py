@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from actors.engine.parameters import TAGS, parameters_format
-from actors.engine.parsing import parser_of
-from actors.engine.structure import turn_structure
+from actors.engine.chat.parsing import parser_of
+from actors.engine.grammar.parameters import TAGS, parameters_format
+from actors.engine.grammar.structure import turn_structure
 from tests.support.families import TINY
 from tests.support.grammars import fits
 from trainer.chat.families.muse_glimmer import MUSE_GLIMMER

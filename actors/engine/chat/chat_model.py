@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from actors.engine.dialects import find_dialect
-from actors.engine.parsing import without_references
-from actors.engine.structure import NoGrammar, cut_result, no_calls, required_calls, structure_of
-from actors.engine.tokenizer import load_tokenizer
+from actors.engine.chat.dialects import find_dialect
+from actors.engine.chat.parsing import without_references
+from actors.engine.chat.tokenizer import load_tokenizer
+from actors.engine.grammar.structure import NoGrammar, cut_result, no_calls, required_calls, structure_of
 from trainer.chat.dialect import UNKNOWN
 from trainer.chat.model_card import read_card
 from trainer.chat.renderer import Renderer, Tokenizer
@@ -83,7 +83,7 @@ class ChatModel:
         from vllm.entrypoints.openai.models.serving import OpenAIServingModels
         from vllm.renderers.online_renderer import OnlineRenderer
 
-        from actors.engine import thoughts
+        from actors.engine.chat import thoughts
 
         self._client, self._engine_marks, family = client, engine_marks, self._renderer.family
         parsers = {

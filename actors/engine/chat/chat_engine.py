@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.engine.adapters import Adapter
-from actors.engine.chat_model import ChatModel, Refusal
+from actors.engine.chat.chat_model import ChatModel, Refusal
 from actors.engine.failures import EngineDied
 from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.runtime.calls import outcome_of

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from actors.engine.parsing import ParsedTurn, TurnParser, parser_of, tool_parser_names
+from actors.engine.chat.parsing import ParsedTurn, TurnParser, parser_of, tool_parser_names
 from trainer.chat.conversation import samples_of
 from trainer.chat.dialect import Dialect
 from trainer.chat.families import FAMILIES, family_of

@@ -8,9 +8,9 @@ import torch
 from safetensors import safe_open
 from vllm.platforms import current_platform
 
-from actors.engine.expert_log import ExpertLog
-from actors.engine.grouped_lora import GroupedLora
-from actors.engine.rotary import use_flat_rotary
+from actors.engine.worker.expert_log import ExpertLog
+from actors.engine.worker.grouped_lora import GroupedLora
+from actors.engine.worker.rotary import use_flat_rotary
 from actors.weights.adapter import WEIGHTS_FILE
 from actors.weights.checkpoint_weights import as_bytes
 from actors.weights.checksum import MASK, checksum

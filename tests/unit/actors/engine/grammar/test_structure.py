@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from actors.engine.dialects import PROBE_CALLS, PROBE_TOOLS, round_trip
-from actors.engine.parsing import ParsedTurn, parser_of
-from actors.engine.structure import NoGrammar, grammar_mistake, structure_of, turn_structure
+from actors.engine.chat.dialects import PROBE_CALLS, PROBE_TOOLS, round_trip
+from actors.engine.chat.parsing import ParsedTurn, parser_of
+from actors.engine.grammar.structure import NoGrammar, grammar_mistake, structure_of, turn_structure
 from tests.support.families import MISTRAL_LIST, OTHER, TINY, TinyFamily
 from trainer.chat.dialect import Dialect
 from trainer.chat.families import FAMILIES

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.engine.shared import SharedConfig
+from actors.engine.shared.actor import SharedConfig
 from actors.engine.vllm_engine import EngineConfig
 from actors.weights.adapter import CONFIG_FILE, AdapterConfig
 

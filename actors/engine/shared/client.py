@@ -12,7 +12,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from actors.engine.shared import SharedConfig, unless_it_ends
+from actors.engine.shared.actor import SharedConfig, unless_it_ends
 from actors.engine.vllm_engine import Completion
 from actors.runtime.calls import ask, result_of
 from actors.runtime.channel import Channel

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from actors.engine.literals import STYLES, arguments_format
-from actors.engine.parameters import TAGS, parameters_format
+from actors.engine.grammar.literals import STYLES, arguments_format
+from actors.engine.grammar.parameters import TAGS, parameters_format
 from trainer.chat.family import CallForm, Family, MessageForm
 from trainer.chat.renderer import Renderer
 

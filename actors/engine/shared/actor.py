@@ -17,7 +17,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from actors.engine.leases import START_TICKS, TICK_S, Leases
+from actors.engine.shared.leases import START_TICKS, TICK_S, Leases
 from actors.engine.sizes import SHARED_ADAPTERS, slot_rank
 from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.runtime.calls import LOST, UNREACHABLE, ask, outcome_of

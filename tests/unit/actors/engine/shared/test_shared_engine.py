@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from actors.engine.leases import IDLE_TICKS, LEASE_TICKS
-from actors.engine.shared import SharedEngine
+from actors.engine.shared.actor import SharedEngine
+from actors.engine.shared.leases import IDLE_TICKS, LEASE_TICKS
 from actors.engine.vllm_engine import Completion, Engine, EngineConfig
 from actors.weights.adapter import AdapterConfig
 from trainer.errors import EngineFailed

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from actors.engine.parsing import HarmonyParser, ParsedTurn, parser_of
+from actors.engine.chat.parsing import HarmonyParser, ParsedTurn, parser_of
 from tests.support.families import TINY
 from trainer.chat.families import FAMILIES
 

@@ -1,0 +1,4 @@
+"""The form of a turn as grammars of constrained decoding, the same in rollouts and in serving.
+
+Nothing that knows an engine: forms of turns in, grammars out.
+"""
