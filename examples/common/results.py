@@ -22,7 +22,7 @@ HEADER: Final = """\
 # Figures
 
 Written by `python -m examples.common.results {case}` from runs of `{command}` with {cores} cores and no GPU.
-All are means over the {rows} unseen rows of the test file, turns, calls and tokens per rollout. {judge} {slow}
+All are means over the {rows} unseen rows of the test file, {turns}calls and tokens per rollout. {judge} {slow}
 The gain is that of reinforcement over the stage before, with its paired 95 % interval over rows. The load is that of
 the machine before and, as a mean of 15 minutes, after.
 
@@ -109,8 +109,7 @@ def table(summaries: Sequence[Summary], target_s: float | None = None) -> str:
     scores = sorted({name for stage in stages for name in stage["scores"]})
     columns = ["seed", "stage", "grade", "right", *(["held out"] if held_out else [])]
     columns += [*(["slow"] if target_s is not None else []), *scores]
-    turns = any("turns" in stage for stage in stages)  # older summaries have none
-    columns += [*(["turns"] if turns else []), "tool calls", "sampled tokens", "minutes", "load"]
+    columns += [*(["turns"] if _have_turns(summaries) else []), "tool calls", "sampled tokens", "minutes", "load"]
     lines = [columns, ["---"] * len(columns)]
 
     def add(summary: Summary, stage: str, **cells: str) -> None:
@@ -140,6 +139,11 @@ def table(summaries: Sequence[Summary], target_s: float | None = None) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def _have_turns(summaries: Sequence[Summary]) -> bool:
+    """Summaries of older runs have none."""
+    return any("turns" in stage for summary in summaries for stage in summary["stages"])
+
+
 def results(case: str, summaries: Sequence[Summary]) -> str:
     """The text of RESULTS.md."""
     last = summaries[0]["stages"][-1]
@@ -155,6 +159,7 @@ def results(case: str, summaries: Sequence[Summary]) -> str:
         rows=last["num_rows"],
         judge=judge,
         slow=slow,
+        turns="turns, " if _have_turns(summaries) else "",
         verdict=verdict(summaries),
     )
     return re.sub(" +$", "", header.replace("  ", " "), flags=re.MULTILINE) + table(summaries, target_s)
