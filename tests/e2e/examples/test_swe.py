@@ -49,7 +49,7 @@ def test_the_small_job_takes_a_real_step_with_a_session_for_each_rollout(tmp_pat
     first, *_ = RunFolder(tmp_path / "run").metrics()
     assert first["grad_norm"] > 0
     assert first["held_out_grade_mean"] == 0
-    assert first["guard/tests_stay"] == 0
+    assert "guard/tests_stay" not in first  # it counts the rollouts that the guard stopped
     # Four rows: four rollouts each for the step, and one each for the tests before and after it.
     assert asked["/session/start"] == asked["/session/end"] >= 4 * 4 + 2 * 4
     assert processes_left() == []
