@@ -123,7 +123,7 @@ def table(summaries: Sequence[Summary], target_s: float | None = None) -> str:
                 "right": f"{stage['pass_rate']:.0%}",
                 "held out": f"{fmean(stage['held_out'].values()):.3f}" if stage["held_out"] else "",
                 "slow": f"{fmean(_slow(stage, target_s).values()):.0%}" if target_s is not None else "",
-                "turns": f"{stage['turns']:.2f}" if "turns" in stage else "",
+                "turns": f"{stage['turns']:.2f}" if stage.get("turns") is not None else "",
                 "tool calls": f"{stage['tool_calls']:.2f}",
                 "sampled tokens": f"{stage['completion_tokens']:.0f}",
                 "minutes": f"{stage['minutes']:.1f}",

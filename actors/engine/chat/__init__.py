@@ -1,4 +1,4 @@
 """How a model writes and reads: its template and parser, found by a round trip, and vLLM's serving of chats.
 
-Nothing that knows of weights or of several jobs.
+Nothing that trains, and nothing that knows jobs.
 """
