@@ -336,8 +336,10 @@ class Evaluation:
             distribution: 0 if all grades were equal, NaN for a single row.
         reasoning_tokens: NaN in files of older runs.
         graded_rows: Rows with a graded rollout; 0 in files of older runs.
-        intervals: The 95 % confidence interval (low, high) over rows of `grade`, `pass_rate` and `pass_at_k` (samples
-            of one row are not independent). Empty if nothing was graded and in files of older runs.
+        held_out: Mean grade of the held-out grader; NaN without one and in files of older runs.
+        intervals: The 95 % confidence interval (low, high) over rows of `grade`, `pass_rate`, `pass_at_k` and, where
+            there is one, `held_out` (samples of one row are not independent). Empty if nothing was graded and in files
+            of older runs.
     """
 
     num_rows: int
@@ -357,6 +359,7 @@ class Evaluation:
     busy_s: float
     reasoning_tokens: float = math.nan
     graded_rows: int = 0
+    held_out: float = math.nan
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:

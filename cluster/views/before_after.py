@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from types import MappingProxyType
 from typing import Literal
 
 from trainer.metrics import EVALUATION
@@ -35,18 +36,23 @@ class Change:
     change_bounds: str = ""
 
 
-def compare(before: Evaluation, after: Evaluation, grade: Interval | None = None) -> list[Change]:
-    """One change per metric of an evaluation; `grade` is its change where rows were compared with themselves."""
-    compared = {name: metric for name, metric in EVALUATION.items() if name != "pass_at_k" or after.samples > 1}
-    changes = [_change(before, after, name, metric) for name, metric in compared.items()]
-    if grade is None or grade.n == 0:
-        return changes
-    verdict: Verdict = "better" if grade.low > 0 else "worse" if grade.high < 0 else "same"
-    difference, bounds = f"{grade.mean:+.3f}", grade.bounds("{:+.3f}")
-    return [
-        replace(change, change=difference, change_bounds=bounds, verdict=verdict) if change.name == "grade" else change
-        for change in changes
-    ]
+def compare(
+    before: Evaluation, after: Evaluation, paired: Mapping[str, Interval] = MappingProxyType({})
+) -> list[Change]:
+    """One change per metric of an evaluation; `paired` are those where rows were compared with themselves, by name."""
+    left_out = {
+        "pass_at_k": after.samples == 1,
+        "held_out": math.isnan(before.held_out) and math.isnan(after.held_out),
+    }
+    names = [name for name in EVALUATION if not left_out.get(name)]
+    changes = [_change(before, after, name, EVALUATION[name]) for name in names]
+    return [_paired(change, paired[change.name]) if change.name in paired else change for change in changes]
+
+
+def _paired(change: Change, found: Interval) -> Change:
+    verdict: Verdict = "better" if found.low > 0 else "worse" if found.high < 0 else "same"
+    difference, bounds = f"{found.mean:+.3f}", found.bounds("{:+.3f}")
+    return replace(change, change=difference, change_bounds=bounds, verdict=verdict)
 
 
 def few_note(evaluation: Evaluation) -> str:
@@ -74,12 +80,22 @@ def _number(form: str, value: float) -> str:
     return form.format(value) if math.isfinite(value) else "–"
 
 
-def paired_change(before: Sequence[Group], after: Sequence[Group]) -> Interval:
-    """The mean change of a row's grade, over the rows that were graded in both."""
-    old, new = ({g.request.task.row_id: mean_grade(g) for g in groups if g.rollouts} for groups in (before, after))
-    both = [row for row in new if row in old]
-    return paired_bootstrap([old[row] for row in both], [new[row] for row in both])
+def paired_changes(before: Sequence[Group], after: Sequence[Group]) -> dict[str, Interval]:
+    """The mean changes of a row's grade and of its held-out grade, each over the rows that have it in both."""
+    found: dict[str, Interval] = {}
+    for name, mean in (("grade", mean_grade), ("held_out", _mean_held_out)):
+        old, new = ({g.request.task.row_id: mean(g) for g in groups if g.rollouts} for groups in (before, after))
+        both = [row for row in new if row in old]
+        interval = paired_bootstrap([old[row] for row in both], [new[row] for row in both])
+        found |= {name: interval} if interval.n else {}
+    return found
 
 
 def mean_grade(group: Group) -> float:
     return fmean(rollout.grade.value for rollout in group.rollouts)
+
+
+def _mean_held_out(group: Group) -> float:
+    """NaN if no rollout has one."""
+    grades = [rollout.grade.held_out for rollout in group.rollouts if rollout.grade.held_out is not None]
+    return fmean(grades) if grades else math.nan

@@ -38,7 +38,7 @@ async def evaluate(
 
 
 def summarize(groups: Sequence[Group], samples: int, pass_threshold: float) -> Evaluation:
-    """Grade and pass rates are means over rows, each by the mean of its rollouts; all else is over rollouts.
+    """Grades and pass rates are means over rows, each by the mean of its rollouts; all else is over rollouts.
 
     NaN where nothing was graded.
     """
@@ -47,6 +47,7 @@ def summarize(groups: Sequence[Group], samples: int, pass_threshold: float) -> E
     metrics = rollout_metrics(graded, discarded)
     rows = [group.rollouts for group in groups if group.rollouts]
     row_grades = [fmean(r.grade.value for r in row) for row in rows]
+    held_out = [[r.grade.held_out for r in row if r.grade.held_out is not None] for row in rows]
 
     def passed(row: Sequence[Rollout]) -> int:
         return sum(r.grade.value >= pass_threshold for r in row)
@@ -57,6 +58,8 @@ def summarize(groups: Sequence[Group], samples: int, pass_threshold: float) -> E
         "pass_rate": bootstrap_mean([passed(row) / len(row) for row in rows]),
         "pass_at_k": bootstrap_mean(at_k),
     }
+    if any(held_out):
+        found["held_out"] = bootstrap_mean([fmean(grades) for grades in held_out if grades])
 
     def mean(name: str) -> float:
         return metrics.get(name, math.nan)
@@ -79,5 +82,6 @@ def summarize(groups: Sequence[Group], samples: int, pass_threshold: float) -> E
         busy_s=mean("rollout_busy_s_mean"),
         reasoning_tokens=mean("reasoning_tokens_mean"),
         graded_rows=len(rows),
+        held_out=found["held_out"].mean if any(held_out) else math.nan,
         intervals={name: (interval.low, interval.high) for name, interval in found.items()} if rows else {},
     )

@@ -20,6 +20,7 @@ GROUPS: dict[str, dict[str, Metric]] = STEP_GROUPS | LIVE_GROUPS
 
 EVALUATION: dict[str, Metric] = {
     "grade": Metric("grade", "", "mean grade", better=1),
+    "held_out": Metric("held-out grade", "", "mean grade of the held-out grader, if there is one", better=1),
     "reward": Metric("reward", "", "mean reward", better=1),
     "pass_rate": Metric("pass rate", "share", "rollouts that pass", form="{:.1%}", better=1),
     "pass_at_k": Metric("pass@k", "share", "rows of which one of k rollouts passes", form="{:.1%}", better=1),

@@ -6,15 +6,16 @@ What has no finite grade and reward is as good as not graded. Intervals are thos
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Final, Literal
 
 import numpy as np
 
-from cluster.views.comparison.side import MEASURES, Brief, Graded, Side
+from cluster.views.comparison.side import HELD_OUT, MEASURES, Brief, Graded, Side
 from trainer.errors import UserError
 from trainer.metrics import EVALUATION
 from trainer.metrics.intervals import GRADES, Interval, paired_bootstrap
@@ -154,12 +155,12 @@ def compare_sides(sides: Sequence[Side], num_shown: int, target_s: float | None 
     if not graded:
         raise _nothing_shared(sides, found, shared)
     k = min(len(rows[row_id].rollouts) for rows in found for row_id in graded)
-    metrics = {name: EVALUATION[name] for name in MEASURES}
+    rows = tuple(_row(row_id, [rows[row_id] for rows in found], k, target_s) for row_id in graded)
+    metrics = {name: EVALUATION[name] for name in MEASURES if _having(rows, name)}
     if k > 1:
         metrics[f"{BEST}{k}"] = Metric(f"best of {k}", "", "mean over rows of their best grade", better=1)
     if target_s is not None:
         metrics[SLOW] = _slower(target_s)
-    rows = tuple(_row(row_id, [rows[row_id] for rows in found], k, target_s) for row_id in graded)
     return Comparison(
         sides=tuple(sides),
         rows=rows,
@@ -193,12 +194,23 @@ def _row(row_id: str, graded: Sequence[Graded], k: int, target_s: float | None) 
 
 
 def _means(rollouts: Sequence[Brief], k: int, target_s: float | None) -> dict[str, float]:
-    means = {name: fmean(brief.measures[name] for brief in rollouts) for name in MEASURES}
+    means = {name: _mean(brief.measures[name] for brief in rollouts) for name in MEASURES}
     if k > 1:
         means[f"{BEST}{k}"] = max(brief.measures["grade"] for brief in rollouts[:k])
     if target_s is not None:
         means[SLOW] = fmean(brief.measures["busy_s"] > target_s for brief in rollouts)
     return means
+
+
+def _mean(values: Iterable[float]) -> float:
+    """Of those that are there; NaN without any."""
+    found = [value for value in values if not math.isnan(value)]
+    return fmean(found) if found else math.nan
+
+
+def _having(rows: Sequence[Row], name: str) -> list[Row]:
+    """The rows that have this measure at all sides: the held-out grader may have failed."""
+    return [row for row in rows if not any(math.isnan(means[name]) for means in row.means)]
 
 
 # -- against the first side --------------------------------------------------------------------------------------------
@@ -216,7 +228,7 @@ def _against(rows: Sequence[Row], side: int, metrics: Mapping[str, Metric], num_
 
 
 def _change(rows: Sequence[Row], side: int, name: str, metric: Metric) -> Change:
-    before, found = ([row.means[i][name] for row in rows] for i in (0, side))
+    before, found = ([row.means[i][name] for row in _having(rows, name)] for i in (0, side))
     after = [old if abs(new - old) <= EQUAL else new for old, new in zip(before, found, strict=True)]
     interval = paired_bootstrap(before, after, _bounds(name, (*before, *after)))
     return Change(name, fmean(before), fmean(after), interval, metric)
@@ -224,7 +236,7 @@ def _change(rows: Sequence[Row], side: int, name: str, metric: Metric) -> Change
 
 def _bounds(name: str, values: Sequence[float]) -> tuple[float, float] | None:
     """The least and greatest possible value, if they are known; of counts, which are often all equal, those seen."""
-    if name in ("grade", "reward", SLOW) or name.startswith(BEST):
+    if name in ("grade", HELD_OUT, "reward", SLOW) or name.startswith(BEST):
         return GRADES if all(0 <= value <= 1 for value in values) else None
     return (0.0, max(values)) if name in ("tool_calls", "turns") else None
 
@@ -240,7 +252,7 @@ def _summary(rows: Sequence[Row], side: int, metrics: Mapping[str, Metric]) -> S
     rollouts = [rollout for row in rows for rollout in row.rollouts[side]]
     return Summary(
         num_rollouts=len(rollouts),
-        means={name: fmean(row.means[side][name] for row in rows) for name in metrics},
+        means={name: fmean(row.means[side][name] for row in _having(rows, name)) for name in metrics},
         turns_p95=float(np.percentile([rollout.measures["turns"] for rollout in rollouts], 95)),
         busy_p95_s=float(np.percentile([rollout.measures["busy_s"] for rollout in rollouts], 95)),
         repeated=sum(len(rollout.repeated) for rollout in rollouts) / len(rollouts),

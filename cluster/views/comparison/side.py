@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from sys import intern
+from typing import Final
 
 from cluster.records.run_folder import RunFolder
 from cluster.views.traces import cut
@@ -18,8 +19,11 @@ from trainer.data.rollout_files import Place
 from trainer.errors import UserError
 from trainer.types import GroupRequest, Rollout
 
+HELD_OUT: Final = "held_out"
+"""The only measure that a rollout may lack: it is NaN then."""
 MEASURES: Mapping[str, Callable[[Rollout], float]] = {
     "grade": lambda rollout: rollout.grade.value,
+    HELD_OUT: lambda rollout: math.nan if rollout.grade.held_out is None else rollout.grade.held_out,
     "reward": lambda rollout: rollout.reward,
     "busy_s": lambda rollout: rollout.busy_s,
     "completion_tokens": lambda rollout: float(rollout.num_sampled),

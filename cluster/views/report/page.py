@@ -17,7 +17,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from cluster.records.run_folder import RunFolder
-from cluster.views.before_after import Change, compare, few_note, paired_change
+from cluster.views.before_after import Change, compare, few_note, paired_changes
 from cluster.views.live import duration, safe_text
 from cluster.views.pages import page_template
 from cluster.views.report.charts import figures, quality
@@ -47,7 +47,7 @@ class Compared:
 
     @property
     def changes(self) -> list[Change]:
-        paired = None if self.graded_before is None else paired_change(self.graded_before[1], self.graded_after[1])
+        paired = {} if self.graded_before is None else paired_changes(self.graded_before[1], self.graded_after[1])
         return compare(self.before or self.after, self.after, paired)
 
     @property

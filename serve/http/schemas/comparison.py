@@ -45,7 +45,8 @@ class ComparedSide(ResponseBody):
     num_rollouts: int
     """Rollouts of the compared rows."""
     means: dict[str, float | None]
-    """Means over rows: grade, reward, busy_s, completion_tokens, tool_calls, turns; best_of_k of k samples a row."""
+    """Means over rows: grade, reward, busy_s, completion_tokens, tool_calls, turns; held_out, the grade of the job's
+    held-out grader, if it has one; best_of_k of k samples a row."""
     turns_p95: float
     busy_p95_s: float
     repeated: float
@@ -62,6 +63,8 @@ class ComparedRowSide(ResponseBody):
     """A row at one side: the means of its rollouts."""
 
     grade: float | None
+    held_out: float | None
+    """Grade of the held-out grader; null: there is none, or it failed."""
     reward: float | None
     busy_s: float | None
     completion_tokens: float | None

@@ -32,7 +32,7 @@ from trainer.loop.evaluate import summarize
 from trainer.metrics import EVALUATION
 from trainer.metrics.intervals import Interval, paired_bootstrap
 from trainer.spec.plan import resolve
-from trainer.types import Group, Rollout, ToolCall, ToolResult, Turn
+from trainer.types import Grade, Group, Rollout, ToolCall, ToolResult, Turn
 
 BROWSER = """#!/bin/sh
 for a; do case $a in --screenshot=*) out=${a#*=};; file:*) in=${a#file://};; esac; done
@@ -110,6 +110,34 @@ def test_the_best_of_k_is_compared_where_each_row_has_k_samples() -> None:
     assert found["rows"][0]["sides"][0].keys() == {*MEASURES, "trace_ids"}  # what the API says that a row has
     alone = compared({"r1": [0.5, 1.0], "r2": [1.0]}, {"r1": [0.5, 1.0], "r2": [1.0, 0.0]})
     assert not any(change.name.startswith("best_of") for change in alone.against[0].changes)
+
+
+def held_out(row: str, *grades: float | None) -> Group:
+    """A row whose rollouts have these held-out grades, and all the grade 0.5; None: its held-out grader failed."""
+    group = group_of(row, [0.5] * len(grades))
+    pairs = zip(group.rollouts, grades, strict=True)
+    return replace(group, rollouts=tuple(replace(r, grade=Grade(0.5, held_out=grade)) for r, grade in pairs))
+
+
+def test_the_held_out_grade_is_compared_over_the_rows_that_have_it_at_all_sides() -> None:
+    before = side("a", held_out("r1", 0.25, None), held_out("r2", 0.75), held_out("r3", 1.0))
+    after = side("b", held_out("r1", 1.0, 0.5), held_out("r2", 0.5), held_out("r3", None))
+    comparison = compare_sides([before, after], 2)
+    change = change_of(comparison, "held_out")
+    assert (change.before, change.after) == (0.5, 0.625)
+    assert change.interval == paired_bootstrap([0.25, 0.75], [0.75, 0.5])
+    assert "held-out grade" in shown(comparison)
+    found = plain(comparison_json(comparison))
+    assert found["sides"][1]["means"]["held_out"] == 0.625
+    assert found["rows"][2]["sides"][1]["held_out"] is None
+    assert len(comparison.rows) == 3 and change_of(comparison, "grade").before == 0.5
+
+
+def test_there_is_no_held_out_grade_where_a_side_has_none() -> None:
+    comparison = compare_sides([side("a", held_out("r1", 0.25)), side("b", group_of("r1", [1.0]))], 2)
+    assert all(change.name != "held_out" for change in comparison.against[0].changes)
+    assert "held-out" not in shown(comparison)
+    assert "held_out" not in comparison_json(comparison)["sides"][0]["means"]
 
 
 def test_rows_of_one_side_and_rows_without_a_grade_are_named_and_not_compared() -> None:
@@ -219,7 +247,7 @@ def test_a_change_is_better_or_worse_only_if_its_interval_excludes_none(
 def test_the_json_has_all_numbers_and_is_valid() -> None:
     found = json.loads(json.dumps(plain(comparison_json(compared({"r1": [0.0]}, {"r1": [1.0]}))), allow_nan=False))
     assert found["changes"][0]["measures"]["reward"]["change"] == 1.0
-    assert found["changes"][0]["measures"].keys() == MEASURES.keys()
+    assert found["changes"][0]["measures"].keys() == MEASURES.keys() - {"held_out"}
     assert found["changes"][0]["quadrants"] == [{"reward": "up", "tool_calls": "same", "rows": 1}]
     assert found["rows"][0]["sides"][1]["trace_ids"] == ["trace_r1_0"]
 

@@ -2,6 +2,7 @@ import io
 import math
 import os
 import re
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -11,6 +12,7 @@ from tests.support.builders import group, group_request
 from tests.support.events import run_event, stream_of
 from trainer.events import Evaluated, Notice, PhaseBegan, RolloutsProgressed, StepDone
 from trainer.loop.evaluate import summarize
+from trainer.types import Grade, Group
 
 
 def console(terminal, width=100):
@@ -193,6 +195,21 @@ def test_the_table_of_before_and_after_has_absolute_and_relative_changes(synthet
     alone.print(before_after_table(before, None))
     assert "before" not in alone.file.getvalue() and f"{before.tool_calls:.2f}" in alone.file.getvalue()
     assert "measured" in alone.file.getvalue() and "95 % confidence" in alone.file.getvalue()
+
+
+def test_the_table_has_the_held_out_grade_if_there_is_one():
+    (made,) = group(group_request(0, 1, "test"), [1.0]).rollouts
+    graded = [
+        summarize([Group(group_request(0, 1, "test"), (replace(made, grade=Grade(1.0, held_out=value)),))], 1, 1.0)
+        for value in (0.25, 0.75, None)
+    ]
+    page = console(False)
+    page.print(before_after_table(*graded[:2]))
+    (line,) = (line for line in page.file.getvalue().splitlines() if "held-out" in line)
+    assert "0.250" in line and "0.750" in line and "+0.500" in line
+    without = console(False)
+    without.print(before_after_table(graded[2], graded[2]))
+    assert "held-out" not in without.file.getvalue()
 
 
 def test_a_file_in_which_nothing_was_right_is_not_known_to_be_hopeless():

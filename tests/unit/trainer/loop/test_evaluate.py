@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
-from tests.support.builders import group, group_request
+from tests.support.builders import group, group_request, rollout
 from trainer.loop.evaluate import summarize
+from trainer.types import Grade, Group
 
 
 @pytest.mark.parametrize(("threshold", "passed"), [(1.0, 1 / 4), (0.5, 3 / 4), (0.51, 2 / 4), (0.0, 1.0)])
@@ -22,3 +26,17 @@ def test_a_row_counts_once_however_many_of_its_rollouts_were_graded_and_lies_in_
     for name in ("grade", "pass_rate"):
         low, high = evaluation.intervals[name]
         assert low <= getattr(evaluation, name) <= high
+
+
+def test_the_held_out_grade_is_a_mean_over_the_rows_that_have_one() -> None:
+    def graded(index: int, *held_out: float | None) -> Group:
+        request = group_request(index, len(held_out), "test")
+        made = (replace(rollout(request, i), grade=Grade(1.0, held_out=grade)) for i, grade in enumerate(held_out))
+        return Group(request, tuple(made))
+
+    evaluation = summarize([graded(0, 0.5, 0.0), graded(1, None, 0.75), graded(2, None, None)], 2, 1.0)
+    assert (evaluation.grade, evaluation.held_out) == (1.0, 0.5)
+    low, high = evaluation.intervals["held_out"]
+    assert low < 0.5 < high
+    without = summarize([graded(0, None, None)], 2, 1.0)
+    assert math.isnan(without.held_out) and "held_out" not in without.intervals

@@ -40,6 +40,7 @@ export interface Change {
 
 export interface RowSide {
   grade: number | null;
+  held_out: number | null;
   reward: number | null;
   busy_s: number | null;
   completion_tokens: number | null;
@@ -62,6 +63,7 @@ export interface Comparison {
 
 export const LABELS: Record<string, string> = {
   grade: "grade",
+  held_out: "held-out grade",
   reward: "reward",
   busy_s: "model and tool time, s",
   completion_tokens: "sampled tokens",
