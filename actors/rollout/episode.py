@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from opentelemetry.trace import Span
 
 from actors.engine.chat.parsing import ParsedTurn, TurnParser
-from actors.engine.grammar.structure import cut_result, structure_of
+from actors.engine.grammar.structure import structure_of
 from actors.engine.vllm_engine import Completion
 from actors.graders.sample import sample_of
 from actors.rollout.time_budget import TimeBudget
@@ -367,7 +367,7 @@ class EpisodeRunner:
         kept: list[ToolResult] = []
         tokens: list[list[int]] = []
         for result in results:
-            ids, is_cut = cut_result(self._renderer, result.output, limit)
+            ids, is_cut = self._renderer.cut_result(result.output, limit)
             if is_cut:
                 result = ToolResult(
                     result.call_id,

@@ -148,6 +148,13 @@ class Renderer:
         """Token ids of a tool's result, as the template writes results."""
         return self.plain(json.dumps(text, ensure_ascii=False)[1:-1] if self.form.escapes_results else text)
 
+    def cut_result(self, text: str, limit: int) -> tuple[list[int], bool]:
+        """Token ids of a tool's result, cut at `limit` with a mark that the model sees, and whether it was cut."""
+        ids = self.result(text)
+        if len(ids) <= limit:
+            return ids, False
+        return ids[:limit] + self.plain(f"\n[... {len(ids) - limit} tokens cut ...]"), True
+
     def plain(self, text: str) -> list[int]:
         """Token ids of untrusted text, never special tokens: a literal `<|im_end|>` does not become the end token."""
         token_ids = list(self._plain.encode(text, add_special_tokens=False).ids)

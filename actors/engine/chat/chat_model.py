@@ -17,7 +17,7 @@ from typing import Any
 from actors.engine.chat.dialects import find_dialect
 from actors.engine.chat.parsing import without_references
 from actors.engine.chat.tokenizer import load_tokenizer
-from actors.engine.grammar.structure import NoGrammar, cut_result, no_calls, required_calls, structure_of
+from actors.engine.grammar.structure import NoGrammar, no_calls, required_calls, structure_of
 from trainer.chat.dialect import UNKNOWN
 from trainer.chat.model_card import read_card
 from trainer.chat.renderer import Renderer, Tokenizer
@@ -219,9 +219,7 @@ class ChatModel:
         """The prompt's tokens, as a rollout would have them after these turns and results."""
         limit = self.settings.max_tool_output_tokens
         results = [
-            cut_result(self._renderer, message["content"], limit)[0]
-            for message in messages
-            if message["role"] == "tool"
+            self._renderer.cut_result(message["content"], limit)[0] for message in messages if message["role"] == "tool"
         ]
         return self._renderer.resume(messages, tools, results)
 

@@ -1,4 +1,4 @@
-"""The form of a turn, the same in rollouts and in serving: constrained decoding, and tool results that are cut."""
+"""The form of a turn as constrained decoding, the same in rollouts and in serving."""
 
 from __future__ import annotations
 
@@ -11,21 +11,12 @@ from actors.engine.grammar.parameters import TAGS, parameters_format
 from trainer.chat.family import CallForm, Family, MessageForm
 from trainer.chat.renderer import Renderer
 
-CUT_MARK = "\n[... {} tokens cut ...]"
 LINES: dict[str, Any] = {"type": "regex", "pattern": "\\n{0,2}"}
 """What templates put around thoughts and after calls."""
 
 
 class NoGrammar(ValueError):
     """The form of what a model should write is not known as a grammar."""
-
-
-def cut_result(renderer: Renderer, output: str, limit: int) -> tuple[list[int], bool]:
-    """The tokens of a tool's output, cut at `limit` with a mark that the model sees, and whether it was cut."""
-    ids = renderer.result(output)
-    if len(ids) <= limit:
-        return ids, False
-    return ids[:limit] + renderer.plain(CUT_MARK.format(len(ids) - limit)), True
 
 
 def thought_structure(renderer: Renderer, max_tokens: int | None) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The example of code research, nightly: one real step of its small job, with its tools and a comparison."""
+"""The example of code research, nightly: real steps of its small job, with its tools and a comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example of slides, nightly: one real step of its small job, with its renderer, and the pictures of it."""
+"""The example of slides, nightly: real steps of its small job, with its renderer, and the pictures of it."""
 
 from __future__ import annotations
 
