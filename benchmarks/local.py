@@ -6,7 +6,7 @@ import os
 from typing import Literal
 
 from cluster.planning.nodes import gpu_memories
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 LOCAL = Operator(allowed_networks=["127.0.0.0/8"])
 """Allows servers on this machine."""

@@ -17,7 +17,7 @@ from actors.graders.kinds.python import PythonGrade
 from actors.sandbox.start import sandbox_report
 from benchmarks.common import Figure, report, seconds
 from trainer.spec.graders import PythonGrader
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 SOURCE = """
 import difflib

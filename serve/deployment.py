@@ -42,8 +42,8 @@ from serve.http.app import Lifespan, create_app
 from serve.http.deadlines import DEADLINES, Deadlines
 from serve.inference.model_apps import EngineResources, RayServeModels
 from trainer.errors import UserError
-from trainer.spec.operator import Operator
-from trainer.spec.operator_file import load_operator
+from trainer.spec.operator.config import Operator
+from trainer.spec.operator.config_file import load_operator
 
 APP, DEPLOYMENT = "agent-rft", "api"
 MAX_REQUESTS = 1_000

@@ -24,7 +24,7 @@ from cluster.run.signals import Signals
 from serve.host.listener import KEEP_ALIVE_S, reserved_port
 from serve.host.state import ServerState, StateLocations
 from trainer.errors import RftError
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 if TYPE_CHECKING:
     from serve.deployment import Settings

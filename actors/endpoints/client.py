@@ -33,8 +33,8 @@ from actors.endpoints.url import endpoint_mistake, safe_url, scrub, secrets_of
 from actors.runtime.timing import REAL_TIMING, Timing
 from actors.runtime.tracing import sampled_trace, traceparent
 from trainer.errors import Discard, EndpointRefused, UserError
-from trainer.spec.allowed import Allowed
 from trainer.spec.endpoints import Endpoint
+from trainer.spec.operator.allowed import Allowed
 
 MAX_CALL_S = 600.0
 FIRST_WAIT_S = 0.5

@@ -14,9 +14,9 @@ from pydantic import SecretStr
 from actors.endpoints.client import EndpointClient
 from actors.runtime.timing import Timing
 from trainer.errors import Discard, EndpointRefused, GraderFailed
-from trainer.spec.allowed import parse_allowed
-from trainer.spec.model_names import named
-from trainer.spec.operator import ModelEndpoint
+from trainer.spec.operator.allowed import parse_allowed
+from trainer.spec.operator.config import ModelEndpoint
+from trainer.spec.operator.model_names import named
 
 CHAT = "/chat/completions"
 EMBEDDINGS = "/embeddings"

@@ -43,8 +43,8 @@ from trainer.spec.graders import (
     TextSimilarityGrader,
 )
 from trainer.spec.job import Reinforcement
-from trainer.spec.model_names import named, nearest
-from trainer.spec.operator import NOTHING_ALLOWED, Operator
+from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
+from trainer.spec.operator.model_names import named, nearest
 
 MAX_GRADERS, MAX_HEAVY = 64, 16
 """Parts of a multi grader, and those of them that start a process or ask a model or an endpoint for each grade. All

@@ -44,8 +44,8 @@ from trainer.spec.graders import (
     TextSimilarityGrader,
 )
 from trainer.spec.job import Reinforcement
-from trainer.spec.model_names import named
-from trainer.spec.operator import NOTHING_ALLOWED, Operator
+from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
+from trainer.spec.operator.model_names import named
 from trainer.types import Grade
 
 LOCAL_DEADLINE_S = 120.0

@@ -22,7 +22,7 @@ from actors.runtime.nodes import PYTHON_GRADER
 from actors.sandbox.start import TRY_AGAIN, SandboxFailed, choose_way, sandbox_report
 from trainer.errors import GraderFailed, UserError
 from trainer.spec.graders import PythonGrader
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 from trainer.types import Grade
 
 WHAT = "the process of python graders"

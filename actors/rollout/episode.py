@@ -31,7 +31,7 @@ from trainer.chat.renderer import Renderer
 from trainer.chat.template import RenderFailed
 from trainer.errors import Discard, TemplateFailed
 from trainer.spec.job import RewardSpec, RolloutLimits
-from trainer.spec.json_schema import Checker
+from trainer.spec.schemas.json_schema import Checker
 from trainer.types import Discarded, Finish, Grade, Rollout, Task, ToolCall, ToolResult, Turn
 
 MAX_CHECKERS = 256

@@ -30,7 +30,7 @@ from trainer.chat.dialect import Dialect
 from trainer.chat.renderer import Renderer
 from trainer.data.rollout_json import outcome_as_json, outcome_from_json, task_as_json, task_from_json
 from trainer.errors import EngineFailed, RftError
-from trainer.spec.operator import TraceSettings
+from trainer.spec.operator.config import TraceSettings
 from trainer.types import Discarded, Rollout
 
 

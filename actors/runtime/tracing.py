@@ -25,7 +25,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from actors.runtime.exporter import MetricsAddress
-from trainer.spec.operator import TraceSettings
+from trainer.spec.operator.config import TraceSettings
 
 QUEUE_SPANS, BATCH_SPANS = 4_096, 512
 PERIOD_MS = 1_000

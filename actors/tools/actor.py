@@ -32,7 +32,7 @@ from actors.tools.dispatcher import Dispatcher
 from actors.tools.sessions import CLOSE_S, SessionBook
 from trainer.errors import ToolFailed
 from trainer.spec.endpoints import Endpoint, SessionSpec, ToolSpec
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 from trainer.types import ToolCall, ToolResult
 
 E = TypeVar("E", bound=Endpoint)

@@ -20,7 +20,7 @@ from actors.runtime.timing import REAL_TIMING, Timing
 from actors.runtime.tracing import NO_TRACES, Tracer, failed
 from trainer.errors import ToolFailed
 from trainer.spec.endpoints import ToolSpec
-from trainer.spec.operator import NOTHING_ALLOWED, Operator
+from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
 from trainer.types import ToolCall, ToolResult
 
 MAX_ERROR_CHARS = 2_000

@@ -25,7 +25,7 @@ from actors.runtime.tracing import NO_TRACES, Tracer, failed
 from actors.tools.session_journal import SessionJournal
 from trainer.errors import EndpointRefused, RftError, ToolFailed
 from trainer.spec.endpoints import SessionSpec
-from trainer.spec.operator import NOTHING_ALLOWED, Operator
+from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
 
 WARM_UP_STARTS = 4
 """The number of concurrent start requests at first; each success raises it by one, up to `max_concurrency`."""

@@ -24,7 +24,7 @@ from cluster.stores.model_registry import ModelRegistry
 from cluster.stores.secrets import CannotOpen, SecretBox
 from trainer.spec.job import FILES, JobSpec
 from trainer.spec.kept import without_todays_bounds
-from trainer.spec.operator_file import load_operator
+from trainer.spec.operator.config_file import load_operator
 
 SETTINGS_FILE = "driver.json"
 RESULT_PURPOSE = "fine-tune-results"

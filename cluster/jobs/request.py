@@ -28,7 +28,7 @@ from trainer.spec.endpoints import Strict
 from trainer.spec.integrations import Integrations
 from trainer.spec.job import FILES, ClusterSpec, JobSpec, Method
 from trainer.spec.model_options import ModelOptions
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 from trainer.spec.reader import Lines, ParsedFile, Variables, validate, without_nulls
 
 TRAINING_PURPOSES = ("fine-tune",)

@@ -19,7 +19,7 @@ from cluster.stores.secrets import CannotOpen, SecretBox
 from trainer.errors import InvalidJob
 from trainer.spec.job import JobSpec
 from trainer.spec.kept import without_todays_bounds
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 RETRY_WINDOW_S = 600.0
 """How long a marked retry matches the first request: OpenAI's clients time out after this time, and count retries."""

@@ -25,7 +25,7 @@ from cluster.preflight.form_check import SESSION, TOOLS
 from trainer.errors import Problem, RftError
 from trainer.spec.endpoints import SessionSpec, ToolSpec
 from trainer.spec.job import Reinforcement
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 from trainer.types import Task, ToolCall, ToolSchema
 
 TRACE_ID = f"trace_dry_run_{secrets.token_hex(8)}"

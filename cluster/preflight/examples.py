@@ -8,7 +8,7 @@ from typing import Any
 
 from actors.graders.sample import sample_of
 from trainer.spec.job import Reinforcement
-from trainer.spec.schema_form import resolved
+from trainer.spec.schemas.form import resolved
 from trainer.types import Task, ToolCall, ToolSchema, Turn
 
 MAX_DEPTH = 8

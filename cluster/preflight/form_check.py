@@ -15,8 +15,8 @@ from trainer.errors import InvalidJob, Problem
 from trainer.spec.endpoints import Headers
 from trainer.spec.graders import EndpointGrader, GraderSpec, MultiGrader
 from trainer.spec.job import JobSpec, Reinforcement
-from trainer.spec.json_schema import schema_mistake
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
+from trainer.spec.schemas.json_schema import schema_mistake
 
 TOOLS = "method.reinforcement.tools"
 SESSION = "method.reinforcement.session"

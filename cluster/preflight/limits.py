@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cluster.planning.estimate import count_rows
 from trainer.errors import Problem
-from trainer.spec.operator import JobLimits
+from trainer.spec.operator.config import JobLimits
 
 NUM_ROWS = "invalid_n_examples"
 

@@ -34,7 +34,7 @@ from trainer.errors import GraderFailed, Problem, UserError
 from trainer.problem_codes import stops_accepted
 from trainer.spec.graders import PythonGrader
 from trainer.spec.job import JobSpec, Reinforcement
-from trainer.spec.operator import NOTHING_ALLOWED, Operator
+from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
 from trainer.spec.plan import Choice, Plan, resolve
 from trainer.types import Task
 

@@ -19,8 +19,8 @@ from trainer.chat.template import RenderFailed
 from trainer.data.rows import read_tasks
 from trainer.errors import GraderFailed, Problem
 from trainer.spec.job import FILES, JobSpec, Reinforcement
-from trainer.spec.json_schema import schema_mistake
-from trainer.spec.schema_form import SchemaMistake
+from trainer.spec.schemas.form import SchemaMistake
+from trainer.spec.schemas.json_schema import schema_mistake
 from trainer.types import Task
 
 MIN_ANSWER_TOKENS = 16

@@ -16,7 +16,7 @@ from cluster.preflight.rows import JobRow, read_files, rows_of, tool_problems, v
 from trainer.data.rows import ranges
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job import FILES, JobSpec, Reinforcement
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 SHOWN_PER_KIND = 10
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from cluster.records.rollout_index import RolloutFile, RolloutIndex
 from trainer.data.rollout_files import ROLLOUTS_SUFFIX
 from trainer.loop.checkpoint import latest_checkpoint
-from trainer.spec.operator import RecordLimits
+from trainer.spec.operator.config import RecordLimits
 
 
 def trim(run: Path, index: RolloutIndex, limits: RecordLimits) -> list[str]:

@@ -42,7 +42,7 @@ from trainer.events import VALIDATION, Evaluated, StepDone
 from trainer.loop.checkpoint import latest_checkpoint
 from trainer.run_events import RunEvent, evaluation_of
 from trainer.spec.job import JobSpec
-from trainer.spec.operator import RecordLimits
+from trainer.spec.operator.config import RecordLimits
 from trainer.spec.plan import Plan
 from trainer.types import Discarded, Evaluation, Group, GroupRequest, Rollout
 

@@ -27,7 +27,7 @@ from cluster.preflight.prepare import Prepared
 from trainer.chat.model_card import ModelCard
 from trainer.chat.model_files import ModelFiles
 from trainer.spec.job import AlgorithmSpec
-from trainer.spec.operator import TraceSettings
+from trainer.spec.operator.config import TraceSettings
 
 
 def worker_config(

@@ -30,7 +30,7 @@ from cluster.run.sessions import JobSessions
 from trainer.errors import Discard, first_error
 from trainer.events import ComponentFailed, PhaseBegan
 from trainer.protocols import Emit
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 
 class RunActors:

@@ -17,7 +17,7 @@ from trainer.errors import RftError
 from trainer.events import CheckpointCopied, CheckpointStoreFailed, PhaseBegan
 from trainer.loop.checkpoint import latest_checkpoint
 from trainer.protocols import Emit
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 PAUSES_S = (5.0, 30.0, 120.0)
 """The pause before each further attempt to copy a checkpoint; after the last one the next checkpoint is awaited."""

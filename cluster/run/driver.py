@@ -63,7 +63,7 @@ from trainer.loop.supervised import SupervisedLoop
 from trainer.protocols import Sink
 from trainer.readiness.findings import Readiness
 from trainer.spec.job import JobSpec
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 from trainer.types import Evaluation, Group, Task
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}

@@ -20,7 +20,7 @@ from cluster.run.best_draws import reader_of, write_best_draws
 from cluster.views.regrade import cases_of, grade_cases
 from trainer.readiness.findings import Readiness, readiness_of
 from trainer.spec.job import Reinforcement
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 from trainer.types import Grade, Group, Task
 
 ROWS_AT_ONCE = 64

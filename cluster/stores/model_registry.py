@@ -19,7 +19,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from cluster.stores.database import Base, Database
 from trainer.chat.serving import ServeSettings
 from trainer.errors import UserError
-from trainer.spec.model_names import named, nearest, with_snapshots
+from trainer.spec.operator.model_names import named, nearest, with_snapshots
 
 BASE_OWNER = "system"
 TUNED_OWNER = "organization"

@@ -28,7 +28,7 @@ from trainer.errors import InvalidJob, Problem, RftError, UserError, first_error
 from trainer.spec.graders import GraderSpec
 from trainer.spec.job import Reinforcement
 from trainer.spec.job_file import load_job
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 from trainer.spec.reader import KeyPath, fill_in, read_source, validate
 from trainer.types import Grade, Group
 

@@ -13,7 +13,7 @@ from serve.host.services import Services
 from serve.host.state import ServerState, StateLocations
 from serve.http.app import create_app
 from serve.reference.texts import sentence
-from trainer.spec.operator import NOTHING_ALLOWED
+from trainer.spec.operator.config import NOTHING_ALLOWED
 
 Schema = Mapping[str, Any]
 

@@ -13,7 +13,7 @@ from trainer.errors import InvalidJob
 
 if TYPE_CHECKING:
     from trainer.spec.job import JobSpec
-    from trainer.spec.operator import Operator
+    from trainer.spec.operator.config import Operator
 
 JobFile = Annotated[Path, typer.Argument(help="the job, YAML or JSON; ${NAME} is taken from the environment")]
 ClusterAddress = Annotated[
@@ -32,7 +32,7 @@ Runs = Annotated[Path, typer.Option(help="folder in which the run gets a folder 
 
 
 def read_operator(config: Path | None) -> Operator:
-    from trainer.spec.operator_file import load_operator
+    from trainer.spec.operator.config_file import load_operator
 
     return load_operator(config)
 

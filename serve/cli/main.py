@@ -51,7 +51,7 @@ from trainer.errors import InvalidJob, RftError
 
 if TYPE_CHECKING:
     from trainer.spec.job import JobSpec
-    from trainer.spec.operator import Operator
+    from trainer.spec.operator.config import Operator
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(keys_app, name="keys")
@@ -364,7 +364,7 @@ def serve_command(
     operator = read_operator(config)
     from serve.host.state import StateLocations
     from serve.local import run_server
-    from trainer.spec.operator_file import config_path
+    from trainer.spec.operator.config_file import config_path
 
     # Flushed: scripts that start the server wait for these lines.
     tell = partial(print, flush=True)

@@ -20,7 +20,7 @@ from serve.host.connections import GuardedProtocol
 from serve.http.deadlines import DEADLINES, Deadlines
 from serve.http.shares import Shares
 from trainer.errors import UserError
-from trainer.spec.operator import ServerLimits
+from trainer.spec.operator.config import ServerLimits
 
 BACKLOG = 2_048
 KEEP_ALIVE_S = 75

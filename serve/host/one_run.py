@@ -42,7 +42,7 @@ from trainer.events import (
     StepDone,
 )
 from trainer.run_events import RunEvent
-from trainer.spec.operator import NOTHING_ALLOWED
+from trainer.spec.operator.config import NOTHING_ALLOWED
 
 HOST, POLL_S = "127.0.0.1", 1.0
 STOP_S = 3.0

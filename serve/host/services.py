@@ -36,7 +36,7 @@ from serve.routes import (
 )
 from serve.routes.job_check import Checker
 from serve.routes.job_stream import Pace
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 
 def routers_of(

@@ -27,7 +27,7 @@ from cluster.stores.private_folder import make_private
 from cluster.stores.secrets import KEY_FILE, SecretBox
 from cluster.stores.sessions import SessionStore
 from trainer.errors import UserError
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 SWEEP_S = 600.0
 FIRST_KEY = "first key"

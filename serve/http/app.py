@@ -16,7 +16,7 @@ from serve.http.auth import KEY_CACHE_S, Authenticator, KeyFinder, RateLimit
 from serve.http.deadlines import DEADLINES, Deadlines
 from serve.http.errors import ErrorBody, install_handlers
 from serve.http.frame import Frame
-from trainer.spec.operator import ServerLimits
+from trainer.spec.operator.config import ServerLimits
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 DEFAULT_LIMITS = ServerLimits()

@@ -10,7 +10,7 @@ from actors.grading.slots import Slot, TrialSlots
 from cluster.preflight.form_check import check_grader
 from cluster.stores.keys import ApiKey
 from trainer.spec.graders import GraderSpec
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 
 class Trials:

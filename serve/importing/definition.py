@@ -29,7 +29,7 @@ from trainer.spec.endpoints import ToolSpec
 from trainer.spec.graders import LabelModelGrader, PythonGrader, ScoreModelGrader, TextSimilarityGrader
 from trainer.spec.integrations import WandbSettings
 from trainer.spec.job import JobSpec, Reinforcement, RolloutLimits
-from trainer.spec.operator import ModelEndpoint, Operator
+from trainer.spec.operator.config import ModelEndpoint, Operator
 from trainer.spec.plan import THINKING_TOKENS
 from trainer.spec.reader import KeyPath, Lines, ParsedFile, Variables, field_name, validate, without_nulls
 

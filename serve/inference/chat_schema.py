@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from trainer.spec.json_schema import form_mistake, schema_mistake
-from trainer.spec.schema_form import MAX_PATTERNS, SchemaMistake, patterns_in
+from trainer.spec.schemas.form import MAX_PATTERNS, SchemaMistake, patterns_in
+from trainer.spec.schemas.json_schema import form_mistake, schema_mistake
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128

@@ -34,7 +34,7 @@ from cluster.stores.model_registry import ModelRecord
 from serve.inference.model_server import ANSWER_TIMEOUT_S, Answers, AppState, NotServed
 from trainer.chat.serving import ServeSettings
 from trainer.errors import EngineFailed, Problem, RftError, UserError
-from trainer.spec.operator import EngineLimits
+from trainer.spec.operator.config import EngineLimits
 
 PREFIX = "agent-rft-model-"
 DEPLOYMENT = "engine"

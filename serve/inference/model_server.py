@@ -38,7 +38,7 @@ from actors.runtime.timing import REAL_TIMING, Timing
 from cluster.stores.model_registry import ModelCatalog, ModelRecord, UnknownModel
 from serve.http.errors import ApiError, internal_error
 from trainer.errors import EngineFailed, UserError
-from trainer.spec.operator import EngineLimits
+from trainer.spec.operator.config import EngineLimits
 
 T = TypeVar("T")
 

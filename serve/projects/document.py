@@ -14,7 +14,7 @@ from serve.projects.fetch import fetched
 from trainer.data.bounded_file import as_text, read_bounded
 from trainer.errors import Problem, UserError
 from trainer.spec.reader import KeyPath, Lines, field_name
-from trainer.spec.schema_form import shortened
+from trainer.spec.schemas.form import shortened
 
 MAX_BYTES = 8 << 20
 """Far more than operations for one agent need; its text is in memory several times while it is read."""

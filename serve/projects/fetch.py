@@ -16,7 +16,7 @@ from actors.endpoints.answer import status_text
 from actors.endpoints.transport import describe
 from actors.endpoints.url import endpoint_mistake, safe_url
 from trainer.errors import UserError
-from trainer.spec.allowed import parse_allowed
+from trainer.spec.operator.allowed import parse_allowed
 
 TIMEOUT_S = 30.0
 OWN_NETWORKS = ("127.0.0.0/8", "::1", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")

@@ -22,8 +22,8 @@ from serve.projects import hints
 from serve.projects.tools import NAME, NAME_RULE, Tool, chosen, described, refuse
 from trainer.data.bounded_file import read_bounded
 from trainer.errors import Problem, UserError
-from trainer.spec.inline import inlined
-from trainer.spec.json_schema import schema_mistake
+from trainer.spec.schemas.inline import inlined
+from trainer.spec.schemas.json_schema import schema_mistake
 
 MAX_SOURCE_BYTES = 1 << 20
 IMPORT_TIMEOUT_S = 60.0

@@ -14,10 +14,10 @@ from urllib.parse import urljoin, urlsplit
 from serve.projects.document import Document, read_document
 from serve.projects.tools import MAX_PROBLEMS, NAME, NAME_RULE, Tool, chosen, described, refuse
 from trainer.errors import InvalidJob, Problem, UserError
-from trainer.spec.inline import inlined
-from trainer.spec.json_schema import schema_mistake
 from trainer.spec.reader import KeyPath
-from trainer.spec.schema_form import resolved
+from trainer.spec.schemas.form import resolved
+from trainer.spec.schemas.inline import inlined
+from trainer.spec.schemas.json_schema import schema_mistake
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 READING = ("get", "head", "options")

@@ -10,7 +10,7 @@ from cluster.preflight.examples import example_of
 from serve.projects.examples import REFERENCE_ANSWER, Example, normal
 from serve.projects.tools import Tool
 from trainer.errors import UserError
-from trainer.spec.json_schema import Checker
+from trainer.spec.schemas.json_schema import Checker
 
 FILES = ("train", "validation", "test")
 MIN_ROWS = len(FILES)

@@ -13,7 +13,7 @@ from pydantic import AliasChoices, BaseModel
 
 from cluster.planning.nodes import NodesFile
 from trainer.spec.job import JobSpec
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 Schema = dict[str, Any]
 

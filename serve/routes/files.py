@@ -22,7 +22,7 @@ from serve.http.schemas.base import Page, Responses, answers
 from serve.http.schemas.files import DeletedFile, FileObject
 from serve.http.shares import Shares
 from serve.http.upload import UploadForm, read_form
-from trainer.spec.operator import ServerLimits
+from trainer.spec.operator.config import ServerLimits
 
 FilePurpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
 PURPOSES: tuple[FilePurpose, ...] = get_args(FilePurpose)

@@ -31,7 +31,7 @@ from serve.http.trials import Trials
 from trainer.errors import Discard, EndpointRefused, InvalidJob, RftError, UserError
 from trainer.spec.endpoints import ToolSpec
 from trainer.spec.graders import EndpointGrader, GraderSpec, LabelModelGrader, MultiGrader, ScoreModelGrader
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 from trainer.spec.reader import without_nulls
 from trainer.types import Grade, ToolCall
 

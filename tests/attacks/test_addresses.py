@@ -15,9 +15,9 @@ from actors.endpoints.client import EndpointClient
 from actors.endpoints.url import endpoint_mistake
 from tests.support.fakes_http import FakeEndpoint, FakeTime, Names, Received, says
 from trainer.errors import EndpointRefused, ToolFailed, UserError
-from trainer.spec.allowed import parse_allowed
 from trainer.spec.endpoints import Endpoint
-from trainer.spec.operator import Operator
+from trainer.spec.operator.allowed import parse_allowed
+from trainer.spec.operator.config import Operator
 
 PORT = 8000
 """The allowed port, where a test only asks the guard."""

@@ -36,7 +36,7 @@ from tests.support.jobs import BODY, StoredJobs, database_with_tables, job_servi
 from trainer.errors import GraderFailed
 from trainer.spec.graders import ScoreModelGrader
 from trainer.spec.job import ClusterSpec
-from trainer.spec.operator import NOTHING_ALLOWED, Operator
+from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
 
 BOX = SecretBox("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=")
 LIMIT, SHARE = 4, 3

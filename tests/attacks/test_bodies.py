@@ -21,7 +21,7 @@ from tests.support.api_process import Server, api_process
 from tests.support.budget import MIB, budget_of
 from tests.support.fake_models import FakeModels, turn
 from tests.support.hostile_requests import BYTES, PLACES, REFUSED, ROOM, VALUES, WIDE
-from trainer.spec.operator import NOTHING_ALLOWED, ServerLimits
+from trainer.spec.operator.config import NOTHING_ALLOWED, ServerLimits
 
 JSON = {"Content-Type": "application/json"}
 CHAT = {"model": "gpt-5", "messages": [{"role": "user", "content": "a"}]}

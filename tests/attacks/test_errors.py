@@ -31,7 +31,7 @@ from serve.inference.model_server import Answers, AppState
 from tests.support.bad_requests import SECRET
 from tests.support.jobs import BODY
 from trainer.errors import EngineFailed
-from trainer.spec.operator import Operator, ServerLimits
+from trainer.spec.operator.config import Operator, ServerLimits
 
 INNER = f"OSError: [Errno 5] /home/operator/models: Authorization: Bearer {SECRET}"
 """The text of an error inside of the server."""

@@ -21,7 +21,7 @@ from serve.http.access_log import AccessLog
 from serve.http.auth import ALL_FAILED_LOGINS, FAILED_LOGINS, MAX_ADDRESSES, FailedLogins
 from tests.support.bad_requests import SECRET
 from tests.support.jobs import BODY
-from trainer.spec.operator import Operator, ServerLimits
+from trainer.spec.operator.config import Operator, ServerLimits
 
 PROXY = "10.0.0.1"
 WRONG = "sk-rft-0123456789abcdef-" + "A" * 43

@@ -26,8 +26,8 @@ from trainer.chat.families.gemma4 import GEMMA4
 from trainer.chat.families.hermes import HERMES
 from trainer.chat.families.lfm2 import LFM2
 from trainer.spec.job import JobSpec
-from trainer.spec.json_schema import Checker, schema_mistake
-from trainer.spec.operator import NOTHING_ALLOWED, Operator
+from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
+from trainer.spec.schemas.json_schema import Checker, schema_mistake
 
 LEVELS = 100_000
 BOX = SecretBox("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=")

@@ -25,7 +25,7 @@ from tests.support.api import client_of
 from tests.support.bad_requests import SECRET
 from tests.support.fake_models import FakeModels, turn
 from tests.support.jobs import BODY, NO_LOGS, KnownFiles, KnownModels
-from trainer.spec.operator import NOTHING_ALLOWED
+from trainer.spec.operator.config import NOTHING_ALLOWED
 
 THOUGHT = "the customer's number is 17"
 

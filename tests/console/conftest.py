@@ -17,7 +17,7 @@ from tests.support.browser import WIDE, Watched, chromium
 from tests.support.builders import group, group_request, rollout, task
 from tests.support.jobs import NEW_JOB
 from tests.support.synthetic import HOSTILE, Synthetic
-from trainer.spec.operator import NOTHING_ALLOWED
+from trainer.spec.operator.config import NOTHING_ALLOWED
 from trainer.types import Group, Turn
 
 LONG = "long " * 2_000_000

@@ -10,7 +10,7 @@ from typing import Any
 from serve.host.state import ServerState, StateLocations
 from tests.console.conftest import Site
 from tests.support.browser import PHONE
-from trainer.spec.operator import NOTHING_ALLOWED
+from trainer.spec.operator.config import NOTHING_ALLOWED
 
 Open = Callable[..., Any]
 EMPTY_TOKEN = ""

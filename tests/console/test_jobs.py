@@ -15,7 +15,7 @@ from tests.console.conftest import Site
 from tests.console.test_frame import Open
 from tests.support.console_jobs import make_jobs
 from tests.support.jobs import NEW_JOB
-from trainer.spec.operator import NOTHING_ALLOWED
+from trainer.spec.operator.config import NOTHING_ALLOWED
 
 
 @contextmanager

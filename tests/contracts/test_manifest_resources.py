@@ -33,7 +33,7 @@ from tests.contracts.manifests import (
 )
 from trainer.spec.job import FILES
 from trainer.spec.job_file import load_job
-from trainer.spec.operator_file import load_operator
+from trainer.spec.operator.config_file import load_operator
 
 QWEN3_2B = {
     "num_parameters": 1_720_574_976,

@@ -46,7 +46,7 @@ from tests.contracts.manifests import (
     rendered,
 )
 from trainer.spec.job_file import load_job
-from trainer.spec.operator_file import load_operator
+from trainer.spec.operator.config_file import load_operator
 
 KUBERNETES = ("1.31", "1.37")
 NO_SCHEMA = {"PodMonitor", "PrometheusRule", "Gateway", "HTTPRoute", "CiliumNetworkPolicy"}

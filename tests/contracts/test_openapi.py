@@ -39,7 +39,7 @@ from tests.support.fake_models import FakeModels, call, turn
 from tests.support.jobs import BODY, NO_LOGS, fixture_of
 from trainer.errors import Problem
 from trainer.events import StepDone
-from trainer.spec.operator import Operator, ServerLimits
+from trainer.spec.operator.config import Operator, ServerLimits
 
 EXAMPLES = 12
 """Requests per operation, few enough that all operations take less than half a minute."""

@@ -22,7 +22,7 @@ from tests.docs.markdown import Block, Page, guides
 from tests.support.paths import ROOT
 from tests.unit.cluster.jobs.test_request import KnownFiles, KnownModels
 from trainer.spec.job_file import read_job
-from trainer.spec.operator_file import load_operator
+from trainer.spec.operator.config_file import load_operator
 
 PAGES = guides()
 LANGUAGES = {"yaml", "json", "jsonl", "sh", "sql", "python", "text", "http"}
@@ -93,7 +93,7 @@ def _nodes(file: Path, environment: Mapping[str, str]) -> None:
 def _request(file: Path, environment: Mapping[str, str]) -> None:
     """A request is accepted once its files, given as paths, are replaced by ids."""
     from cluster.jobs.request import parse_api_job
-    from trainer.spec.operator import Operator
+    from trainer.spec.operator.config import Operator
 
     body = yaml.safe_load(VARIABLE.sub(lambda match: environment[match[1]], file.read_text()))
     body |= {key: "file-1" for key in body if key.endswith("_file")}

@@ -26,7 +26,7 @@ from tests.e2e.command import marked, processes_left
 from tests.support.fakes_http import unused_port
 from tests.support.paths import ROOT
 from trainer.errors import GraderFailed
-from trainer.spec.operator import ModelEndpoint, Operator
+from trainer.spec.operator.config import ModelEndpoint, Operator
 from trainer.types import Grade
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]

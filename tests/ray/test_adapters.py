@@ -39,7 +39,7 @@ from tests.support.tiny_model import TEMPLATE, write_tiny_model
 from trainer.chat.renderer import Renderer
 from trainer.chat.serving import ServeSettings
 from trainer.errors import EngineFailed, RftError
-from trainer.spec.operator import NOTHING_ALLOWED
+from trainer.spec.operator.config import NOTHING_ALLOWED
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -24,7 +24,7 @@ from tests.support.fakes_http import LOCAL, FakeEndpoint, hangs, says, until
 from trainer.errors import CannotStart, EndpointRefused, GraderFailed, ToolFailed
 from trainer.spec.endpoints import SessionSpec, ToolSpec
 from trainer.spec.job import Reinforcement, RolloutLimits
-from trainer.spec.operator import TraceSettings
+from trainer.spec.operator.config import TraceSettings
 from trainer.types import Discarded, Grade, Rollout, ToolCall
 
 SECRET = "sk-very-secret-4711"

@@ -23,7 +23,7 @@ from serve.inference.model_server import ServedModels
 from tests.support.fakes_http import until
 from trainer.chat.serving import ServeSettings
 from trainer.errors import RftError, UserError
-from trainer.spec.operator import EngineLimits
+from trainer.spec.operator.config import EngineLimits
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

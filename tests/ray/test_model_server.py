@@ -38,7 +38,7 @@ from trainer.chat.families.hermes import HERMES
 from trainer.chat.renderer import Renderer
 from trainer.chat.serving import ServeSettings
 from trainer.spec.job import RewardSpec, RolloutLimits
-from trainer.spec.operator import NOTHING_ALLOWED, EngineLimits
+from trainer.spec.operator.config import NOTHING_ALLOWED, EngineLimits
 from trainer.types import Grade, Rollout, Task, ToolCall, ToolResult
 
 pytestmark = [

@@ -25,7 +25,7 @@ from tests.support.fakes_http import until
 from trainer.errors import GraderFailed
 from trainer.spec.graders import PythonGrader
 from trainer.spec.job import Reinforcement
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -13,7 +13,7 @@ from starlette.types import Receive, Send
 
 from cluster.stores.keys import ApiKey, Scope
 from serve.http.app import create_app
-from trainer.spec.operator import ServerLimits
+from trainer.spec.operator.config import ServerLimits
 
 TOKEN = "sk-rft-of-a-test"
 

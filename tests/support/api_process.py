@@ -33,7 +33,7 @@ from serve.http.deadlines import Deadlines
 from serve.inference.model_server import AppState
 from tests.support.fake_models import USAGE, turn
 from trainer.errors import Problem
-from trainer.spec.operator import Operator, ServerLimits
+from trainer.spec.operator.config import Operator, ServerLimits
 
 PIECE = "x" * 16_384
 

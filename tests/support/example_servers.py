@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from tests.support.fakes_http import LOCAL, FakeEndpoint, until
-from trainer.spec.operator import ModelEndpoint, Operator
+from trainer.spec.operator.config import ModelEndpoint, Operator
 
 
 @asynccontextmanager

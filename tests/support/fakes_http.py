@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from actors.runtime.timing import Timing
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 LOCAL = Operator(allowed_networks=["127.0.0.0/8"])
 """Allows clients to call the servers below."""

@@ -11,7 +11,7 @@ import pytest
 from actors.graders.kinds.python import PythonGrade
 from trainer.errors import GraderFailed
 from trainer.spec.graders import PythonGrader
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 Make = Callable[..., PythonGrade]
 RUNTIME, SERVER = "python_grader_runtime_error", "python_grader_server_error"

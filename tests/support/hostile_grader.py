@@ -162,7 +162,7 @@ def changes_limits(item):
 
 
 def imports_our_code(item):
-    for name in ("trainer.spec.operator", "actors.sandbox.start", "cluster", "serve"):
+    for name in ("trainer.spec.operator.config", "actors.sandbox.start", "cluster", "serve"):
         try:
             __import__(name)
         except ImportError:

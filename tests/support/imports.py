@@ -14,7 +14,7 @@ from tests.support.openai_api import KEY, FakeOpenAI
 from tests.support.openai_jobs import JOB_ID, record
 from trainer.spec.job import JobSpec
 from trainer.spec.job_file import load_job
-from trainer.spec.operator_file import load_operator
+from trainer.spec.operator.config_file import load_operator
 
 NOTHING: Mapping[str, Path] = {}
 

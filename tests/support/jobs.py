@@ -18,7 +18,7 @@ from cluster.stores.job_tables import JobRecord, NewJob
 from tests.support.bad_requests import SECRET
 from tests.support.builders import raw_job
 from trainer.errors import UserError
-from trainer.spec.operator import NOTHING_ALLOWED, Operator
+from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
 
 NEW_JOB = NewJob(
     owner="key-1",

@@ -29,7 +29,7 @@ from tests.support.paths import ROOT
 from tests.support.sandboxes import COST
 from trainer.errors import GraderFailed
 from trainer.spec.graders import PythonGrader
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 NOBODY = 65534
 LIMITS = SandboxLimits(memory_bytes=768 << 20, scratch_bytes=64 << 20)

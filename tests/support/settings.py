@@ -8,7 +8,7 @@ from cluster.jobs.request import WireJob
 from cluster.planning.nodes import NodesFile
 from trainer.spec.endpoints import Strict
 from trainer.spec.job import JobSpec
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 from trainer.spec.plan import Plan
 
 FILES = (JobSpec, Plan, Operator, NodesFile, WireJob)

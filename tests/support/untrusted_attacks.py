@@ -25,7 +25,7 @@ from tests.support.fakes_http import until
 from tests.support.python_attacks import become_plain, outcome
 from tests.support.sandboxes import CODE, COST
 from trainer.spec.graders import PythonGrader
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 CALLS = {
     "process_vm_readv": (310, 270), "pidfd_getfd": (438, 438), "ptrace": (101, 117), "adjtimex": (159, 171),

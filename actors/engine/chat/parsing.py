@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.chat.family import Family
-from trainer.spec.inline import inlined
+from trainer.spec.schemas.inline import inlined
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from actors.graders.base import UNGATED, finite_number, kept_reason, outside
 from actors.runtime.timing import Timing
 from trainer.errors import GraderFailed
 from trainer.spec.graders import EndpointGrader
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 from trainer.types import Grade
 
 SCORE_KEYS = ("score", "reward")

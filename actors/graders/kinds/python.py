@@ -34,7 +34,7 @@ from actors.sandbox.start import (
 )
 from trainer.errors import GraderFailed
 from trainer.spec.graders import PythonGrader
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 from trainer.types import Grade
 
 MAX_PARSED_CHARS = 50_000

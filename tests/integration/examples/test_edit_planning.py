@@ -37,7 +37,7 @@ import asyncio, json, sys
 from pathlib import Path
 from actors.tools.sessions import SessionBook
 from trainer.spec.endpoints import SessionSpec
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 async def main(spec, journal, item):
     book = SessionBook(SessionSpec.model_validate(spec), journal, Operator(allowed_networks=["127.0.0.0/8"]))

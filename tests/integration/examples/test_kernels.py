@@ -13,7 +13,7 @@ from examples.kernels.cheats import CHEATS, OF
 from tests.support.paths import ROOT
 from trainer.spec.graders import PythonGrader
 from trainer.spec.job_file import load_job
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 VARIABLES = {"KERNELS_MODEL": "model", "KERNELS_URL": "http://127.0.0.1:8012", "KERNELS_SEED": "3"}
 ITEM = make_data.row(OF, OF.reference)

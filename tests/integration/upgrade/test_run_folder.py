@@ -37,7 +37,7 @@ from tests.support.old_version import OldVersion, old_version
 from trainer.errors import GraderFailed, InvalidJob, Problem, UserError
 from trainer.loop.checkpoint import FORMAT, Checkpoints
 from trainer.spec.job_file import load_job
-from trainer.spec.operator import JobLimits, Operator
+from trainer.spec.operator.config import JobLimits, Operator
 from trainer.types import Grade
 
 NODE = Node("a", cores=2.0)

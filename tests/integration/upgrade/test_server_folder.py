@@ -31,7 +31,7 @@ from tests.support.api import openai_of
 from tests.support.old_version import OldVersion
 from tests.unit.cluster.jobs.test_manager import FakeCluster
 from trainer.errors import UserError
-from trainer.spec.operator_file import load_operator
+from trainer.spec.operator.config_file import load_operator
 
 STATUSES = ("validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled")
 TERMINAL = ("succeeded", "failed", "cancelled")

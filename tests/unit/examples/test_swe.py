@@ -35,7 +35,7 @@ from tests.support.fakes_http import LOCAL, FakeEndpoint, says
 from tests.support.paths import ROOT
 from trainer.spec.job import Reinforcement
 from trainer.spec.job_file import load_job
-from trainer.spec.operator import ModelEndpoint
+from trainer.spec.operator.config import ModelEndpoint
 from trainer.types import ToolCall
 
 EXAMPLE = ROOT / "examples" / "swe"

@@ -11,7 +11,7 @@ from cluster.preflight.prepare import prepare
 from tests.unit.cluster.preflight.test_prepare import BASE, EXACT, NODE, PLENTY, row
 from trainer.errors import InvalidJob
 from trainer.spec.job_file import load_job
-from trainer.spec.operator import NOTHING_ALLOWED
+from trainer.spec.operator.config import NOTHING_ALLOWED
 
 
 def write_job(folder: Path, tool_parser: str) -> Path:

@@ -15,8 +15,8 @@ from actors.endpoints.address_guard import ForbiddenAddress, Guard
 from actors.endpoints.client import EndpointClient
 from tests.support.fakes_http import FakeEndpoint, FakeTime, Names, Received, says
 from trainer.errors import EndpointRefused, ToolFailed, UserError
-from trainer.spec.allowed import parse_allowed
 from trainer.spec.endpoints import Endpoint
+from trainer.spec.operator.allowed import parse_allowed
 
 FORBIDDEN = {
     "127.0.0.1": "loopback",

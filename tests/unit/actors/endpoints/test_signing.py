@@ -24,7 +24,7 @@ from tests.support.paths import ROOT
 from trainer.errors import ToolFailed, UserError
 from trainer.spec.endpoints import Endpoint, SessionSpec, ToolSpec
 from trainer.spec.job import Reinforcement
-from trainer.spec.operator import NOTHING_ALLOWED
+from trainer.spec.operator.config import NOTHING_ALLOWED
 from trainer.types import ToolCall
 
 OLD, NEW = (f"whsec_{base64.b64encode(bytes([number] * 32)).decode()}" for number in (1, 2))

@@ -20,7 +20,7 @@ from trainer.loop.measure import rollout_metrics
 from trainer.metrics import metric_of
 from trainer.spec.graders import GuardSpec
 from trainer.spec.job import Reinforcement
-from trainer.spec.operator import ModelEndpoint, Operator
+from trainer.spec.operator.config import ModelEndpoint, Operator
 from trainer.types import Grade
 
 ITEM = {"reference": "Paris"}

@@ -10,7 +10,7 @@ from actors.grading.pool import GraderPool
 from actors.grading.python_nodes import PythonNodes
 from trainer.errors import GraderFailed
 from trainer.spec.graders import PythonGrader
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 SPEC = PythonGrader(type="python", source="def grade(sample, item): return 0.5")
 

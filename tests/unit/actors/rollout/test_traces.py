@@ -19,7 +19,7 @@ from tests.support.fakes_http import LOCAL, FakeEndpoint, says
 from tests.support.paths import BASE
 from trainer.chat.renderer import Renderer
 from trainer.spec.endpoints import SessionSpec, ToolSpec
-from trainer.spec.operator import TraceSettings
+from trainer.spec.operator.config import TraceSettings
 from trainer.types import Rollout
 
 ALL = TraceSettings(endpoint="http://collector:4318/v1/traces", share=1.0)

@@ -17,7 +17,7 @@ from cluster.jobs.launcher import RayLauncher
 from serve.host.state import ServerState, StateLocations
 from tests.support.builders import raw_job
 from trainer.errors import Problem
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 MODEL = str(Path("examples/ledger/base").resolve())
 ROW = json.dumps({"messages": [{"role": "user", "content": "What is the debt?"}], "reference_answer": "7"})

@@ -16,7 +16,7 @@ from trainer.errors import InvalidJob
 from trainer.spec.early_stop import EarlyStop
 from trainer.spec.job import JobSpec
 from trainer.spec.lora import LoraSpec
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 TOOL = {
     "name": "search",

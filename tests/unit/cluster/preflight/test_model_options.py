@@ -18,7 +18,7 @@ from tests.unit.cluster.preflight.test_prepare import NODE, PLENTY, row, tool
 from trainer.chat.model_card import FILE, ModelCard, read_card
 from trainer.errors import InvalidJob
 from trainer.spec.job_file import load_job
-from trainer.spec.operator import NOTHING_ALLOWED
+from trainer.spec.operator.config import NOTHING_ALLOWED
 
 CARD = ModelCard(
     family="other",

@@ -32,8 +32,8 @@ from tests.support.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, h
 from tests.support.paths import BASE
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job_file import load_job, read_job
-from trainer.spec.json_schema import schema_mistake
-from trainer.spec.operator import NOTHING_ALLOWED, ModelEndpoint, Operator
+from trainer.spec.operator.config import NOTHING_ALLOWED, ModelEndpoint, Operator
+from trainer.spec.schemas.json_schema import schema_mistake
 
 FEW_ROWS = "so few are learned by heart"
 SECRET = "sk-very-secret-4711"

@@ -8,7 +8,7 @@ from cluster.preflight.prepare import _sandbox_problems
 from tests.support.builders import EXACT
 from trainer.errors import GraderFailed, RftError, UserError
 from trainer.spec.job import Reinforcement
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 PYTHON = {"type": "python", "source": "def grade(sample, item): return 1.0"}
 WITH_PYTHON = Reinforcement.model_validate(

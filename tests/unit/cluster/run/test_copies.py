@@ -20,7 +20,7 @@ from trainer.errors import RftError
 from trainer.events import CheckpointCopied, CheckpointStoreFailed
 from trainer.loop.checkpoint import Checkpoints, LoopState
 from trainer.spec.job import CheckpointInterval
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 
 RUN = {"steps": 6, "n_epochs": 4, "eval_interval": 6, "validate": False}
 EACH_STEP = CheckpointInterval(minutes=None, steps=1)

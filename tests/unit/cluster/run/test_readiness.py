@@ -14,7 +14,7 @@ from cluster.records.run_folder import RunFolder
 from cluster.run.best_draws import best_draws, write_best_draws
 from cluster.run.readiness import ROWS_AT_ONCE, drawn, graded_again
 from tests.support.builders import group, group_request, job, rollout, task
-from trainer.spec.operator import NOTHING_ALLOWED
+from trainer.spec.operator.config import NOTHING_ALLOWED
 from trainer.types import Group, Task, ToolCall, ToolResult, ToolSchema, Turn
 
 TASKS = [task(f"{number}-x", reference_answer="text") for number in range(1, ROWS_AT_ONCE + 7)]

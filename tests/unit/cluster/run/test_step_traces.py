@@ -15,7 +15,7 @@ from tests.support.builders import group, group_request
 from tests.support.events import run_event
 from trainer.errors import Halted
 from trainer.events import VALIDATION, Evaluated, Event, LearnerRestarted, LossEvaluated, PhaseBegan, StepDone
-from trainer.spec.operator import TraceSettings
+from trainer.spec.operator.config import TraceSettings
 from trainer.types import Evaluation, Group
 
 EVALUATION = Evaluation(4, 4, 0, 0.5, 0.1, 0.4, 0.5, 0.5, 1, 2.0, 3.0, 0.0, 20.0, 60.0, 1.5)

@@ -13,7 +13,7 @@ from serve.cli.main import app
 from tests.support.builders import EXACT
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says
 from trainer.errors import EndpointRefused, GraderFailed, InvalidJob, RftError, UserError
-from trainer.spec.operator import ModelEndpoint, Operator
+from trainer.spec.operator.config import ModelEndpoint, Operator
 from trainer.types import Grade
 
 NONE = Operator()

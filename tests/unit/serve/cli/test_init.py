@@ -16,7 +16,7 @@ from serve.reference.schemas import schema_of
 from tests.support.paths import LEDGER
 from trainer.errors import UserError
 from trainer.spec.job_file import load_job
-from trainer.spec.operator_file import load_operator
+from trainer.spec.operator.config_file import load_operator
 
 TOKEN = 'headers: {Authorization: "Bearer ${LEDGER_TOKEN}"}'
 

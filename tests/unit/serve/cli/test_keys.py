@@ -16,7 +16,7 @@ from serve.cli.keys import app
 from serve.cli.main import app as main_app
 from serve.host.state import ServerState, StateLocations
 from trainer.errors import UserError
-from trainer.spec.operator import NOTHING_ALLOWED
+from trainer.spec.operator.config import NOTHING_ALLOWED
 
 
 def keys(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Result:

@@ -23,7 +23,7 @@ from serve.http.app import create_app
 from serve.http.auth import KEY_CACHE_S
 from tests.support.api import TOKEN, FakeKeys, openai_of
 from trainer.errors import UserError
-from trainer.spec.operator import NOTHING_ALLOWED
+from trainer.spec.operator.config import NOTHING_ALLOWED
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from serve.host.state import ServerState, StateLocations
 from tests.support.events import run_event
 from tests.support.synthetic import Synthetic
 from trainer.events import JobEnded, JobStarted, Outcome, StepDone
-from trainer.spec.operator import NOTHING_ALLOWED
+from trainer.spec.operator.config import NOTHING_ALLOWED
 
 JOBS, SESSION = "/v1/fine_tuning/jobs", "/v1/console/session"
 

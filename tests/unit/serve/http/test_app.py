@@ -19,7 +19,7 @@ from serve.http.errors import ApiError
 from serve.http.pages import PageQuery, page, page_query
 from tests.support.api import TOKEN, client_of
 from trainer.errors import InvalidJob, Problem
-from trainer.spec.operator import ServerLimits
+from trainer.spec.operator.config import ServerLimits
 
 Things = Annotated[PageQuery, Depends(page_query(2, 10))]
 

@@ -16,7 +16,7 @@ from serve.host.state import ServerState, StateLocations
 from serve.http.audit import ACTIONS, CHANGES_NOTHING
 from serve.routes.files import make_router
 from tests.support.api import client_of
-from trainer.spec.operator import NOTHING_ALLOWED
+from trainer.spec.operator.config import NOTHING_ALLOWED
 
 FORM: Any = {"files": {"file": ("a.jsonl", b"{}")}, "data": {"purpose": "fine-tune"}}
 

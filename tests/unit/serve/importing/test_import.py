@@ -34,7 +34,7 @@ from tests.support.openai_jobs import (
 from tests.unit.cluster.jobs.test_request import KnownFiles, KnownModels
 from trainer.errors import InvalidJob, RftError, UserError
 from trainer.spec.job_file import load_job
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 from trainer.spec.reader import Variables
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}

@@ -20,7 +20,7 @@ from tests.support.api import client_of, openai_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
 from tests.support.fake_models import FakeModels, call, turn
 from tests.support.jobs import database_with_tables
-from trainer.spec.operator import NOTHING_ALLOWED
+from trainer.spec.operator.config import NOTHING_ALLOWED
 
 BOX = SecretBox(FixedSecrets((Master("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="),)))
 USER: Any = {"role": "user", "content": "what was debt?"}

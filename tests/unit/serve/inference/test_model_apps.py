@@ -13,7 +13,7 @@ from cluster.stores.model_registry import ModelRecord
 from serve.inference.model_apps import SERVED_RANK, EngineResources, RayServeModels, engine_config
 from trainer.chat.serving import ServeSettings
 from trainer.errors import UserError
-from trainer.spec.operator import EngineLimits
+from trainer.spec.operator.config import EngineLimits
 
 RESOURCES = EngineResources(cores=1, gpus=0, max_num_seqs=4)
 

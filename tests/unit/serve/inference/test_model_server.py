@@ -25,7 +25,7 @@ from tests.support.fakes_http import FakeTime, until
 from tests.support.jobs import database_with_tables
 from trainer.chat.serving import ServeSettings
 from trainer.errors import EngineFailed, UserError
-from trainer.spec.operator import NOTHING_ALLOWED, EngineLimits
+from trainer.spec.operator.config import NOTHING_ALLOWED, EngineLimits
 
 
 class FakeHosting:

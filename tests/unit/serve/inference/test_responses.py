@@ -14,7 +14,7 @@ from serve.http.trials import Trials
 from serve.inference.responses import make_router
 from tests.support.api import TOKEN, client_of, openai_of
 from tests.support.fake_models import FakeModels, call, turn
-from trainer.spec.operator import NOTHING_ALLOWED
+from trainer.spec.operator.config import NOTHING_ALLOWED
 
 BOX = SecretBox(FixedSecrets((Master("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="),)))
 TOOL: Any = {"type": "function", "name": "cat", "description": "reads", "parameters": {"type": "object"}}

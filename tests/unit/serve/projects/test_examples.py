@@ -10,7 +10,7 @@ from serve.projects.examples import MAX_FIELD_CHARS, Example, Examples, read_exa
 from serve.projects.rows import rows_of, split, starter_rows
 from serve.projects.tools import Tool
 from trainer.errors import UserError
-from trainer.spec.json_schema import Checker
+from trainer.spec.schemas.json_schema import Checker
 
 
 def read(folder: Path, content: str | bytes) -> Examples:

@@ -22,7 +22,7 @@ from serve.reference.schemas import MODELS, schema_of
 from tests.support.builders import EXACT, raw_job
 from tests.support.paths import ROOT
 from trainer.spec.job import JobSpec
-from trainer.spec.operator import Operator
+from trainer.spec.operator.config import Operator
 from trainer.spec.reader import Lines, ParsedFile, fill_in
 
 FILES = {"job": ("**/job*.yaml", 5), "operator": ("**/agent-rft.yaml", 5)}

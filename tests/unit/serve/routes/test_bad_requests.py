@@ -22,7 +22,7 @@ from serve.http.trials import Trials
 from serve.routes import files, graders
 from tests.support.api import client_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
-from trainer.spec.operator import NOTHING_ALLOWED
+from trainer.spec.operator.config import NOTHING_ALLOWED
 
 RUN = "/v1/fine_tuning/alpha/graders/run"
 VALIDATE = "/v1/fine_tuning/alpha/graders/validate"

@@ -16,7 +16,7 @@ from tests.support.api import body_of, client_of, openai_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
 from tests.support.builders import EXACT
 from tests.support.jobs import BODY, TOOL, FolderJobs, fixture_of, job_service
-from trainer.spec.operator import ModelEndpoint, Operator
+from trainer.spec.operator.config import ModelEndpoint, Operator
 
 JOBS = "/v1/fine_tuning/jobs"
 REINFORCEMENT = BODY["method"]["reinforcement"]

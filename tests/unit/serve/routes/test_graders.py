@@ -13,7 +13,7 @@ from serve.routes.graders import make_router
 from tests.support.api import client_of, openai_of
 from tests.support.bad_requests import SECRET
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says
-from trainer.spec.operator import ModelEndpoint, Operator
+from trainer.spec.operator.config import ModelEndpoint, Operator
 
 EXACT = {
     "type": "string_check",

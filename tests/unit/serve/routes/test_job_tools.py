@@ -17,7 +17,7 @@ from tests.support.bad_requests import SECRET, Bad, check_refused
 from tests.support.builders import raw_job
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says
 from tests.support.jobs import BODY, NO_LOGS, FolderJobs, KnownFiles, KnownModels, ReversingBox, fixture_of
-from trainer.spec.operator import NOTHING_ALLOWED
+from trainer.spec.operator.config import NOTHING_ALLOWED
 
 JOBS = "/v1/fine_tuning/jobs"
 SEARCH: dict[str, Any] = {"json": {"name": "search"}}

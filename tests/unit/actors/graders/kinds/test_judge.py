@@ -20,7 +20,7 @@ from tests.support.builders import grader_spec
 from tests.support.fakes_http import FakeEndpoint, FakeTime, Received, hangs, says, until
 from trainer.errors import EndpointRefused, GraderFailed, Problem
 from trainer.spec.graders import GraderSpec
-from trainer.spec.operator import ModelEndpoint, Operator
+from trainer.spec.operator.config import ModelEndpoint, Operator
 
 KEY = "sk-judge-key-0815"
 ITEM = {"reference": "Paris"}

@@ -16,7 +16,7 @@ from tests.support.fakes_http import FakeEndpoint, FakeTime, says
 from trainer.errors import GraderFailed, Problem
 from trainer.spec.graders import GraderSpec
 from trainer.spec.job import Reinforcement
-from trainer.spec.operator import ModelEndpoint, Operator
+from trainer.spec.operator.config import ModelEndpoint, Operator
 from trainer.types import Grade
 
 SAMPLE = sample_of("It is Paris", (), "answer", wants_json=False)

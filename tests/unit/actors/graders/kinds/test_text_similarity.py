@@ -15,7 +15,7 @@ from actors.grading.factory import make_grader
 from tests.support.fakes_http import FakeEndpoint, FakeTime, Received, says
 from trainer.errors import GraderFailed
 from trainer.spec.graders import Similarity, TextSimilarityGrader
-from trainer.spec.operator import ModelEndpoint, Operator
+from trainer.spec.operator.config import ModelEndpoint, Operator
 
 WORDS: list[Similarity] = [name for name in get_args(Similarity) if name != "cosine"]
 TEXT = "the cat sat on the mat"

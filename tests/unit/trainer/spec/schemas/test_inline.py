@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer.spec.inline import MAX_DEPTH, MAX_DESCRIPTION_CHARS, MAX_NODES, Mistake, inlined
+from trainer.spec.schemas.inline import MAX_DEPTH, MAX_DESCRIPTION_CHARS, MAX_NODES, Mistake, inlined
 
 
 def refused(schema: Any, root: Any) -> Mistake:

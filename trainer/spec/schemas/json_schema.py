@@ -15,7 +15,7 @@ from typing import Any
 
 import jsonschema_rs
 
-from trainer.spec.schema_form import (
+from trainer.spec.schemas.form import (
     MANY,
     NAMED,
     ONE,

@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.paths import ROOT
 from trainer.errors import InvalidJob, Problem
-from trainer.spec.operator import NOTHING_ALLOWED
-from trainer.spec.operator_file import load_operator
+from trainer.spec.operator.config import NOTHING_ALLOWED
+from trainer.spec.operator.config_file import load_operator
 
 GOOD = """
 allowed_networks: [10.0.0.0/8, "fd00::/8"]

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 from openai.types.shared import ChatModel
 
-from trainer.spec.model_names import SNAPSHOTS, named, nearest, with_snapshots
+from trainer.spec.operator.model_names import SNAPSHOTS, named, nearest, with_snapshots
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import jsonschema
 import pytest
 
 from tests.support.grammars import fits
-from trainer.spec.json_schema import Checker, schema_mistake
-from trainer.spec.schema_form import (
+from trainer.spec.schemas.form import (
     MAX_CHOICES,
     MAX_DEPTH,
     MAX_LEAST,
@@ -18,6 +17,7 @@ from trainer.spec.schema_form import (
     MAX_PATTERNS,
     MAX_SUBSCHEMAS,
 )
+from trainer.spec.schemas.json_schema import Checker, schema_mistake
 
 DRAFT_4, DRAFT_6, DRAFT_7 = (f"http://json-schema.org/draft-0{n}/schema#" for n in (4, 6, 7))
 DRAFT_2019, DRAFT_2020 = (f"https://json-schema.org/draft/{n}/schema" for n in ("2019-09", "2020-12"))

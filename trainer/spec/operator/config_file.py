@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainer.errors import InvalidJob, Problem
-from trainer.spec.operator import NOTHING_ALLOWED, Operator
+from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
 from trainer.spec.reader import fill_in, read_source, validate
 
 DEFAULT_FILE = "agent-rft.yaml"

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr
 
-from trainer.spec.allowed import AllowedEntry
 from trainer.spec.endpoints import Endpoint, Headers, Positive, Strict
 from trainer.spec.integrations import IntegrationAccess
+from trainer.spec.operator.allowed import AllowedEntry
 
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.spec.schema_form import MANY, NAMED, ONE, Path, resolved
+from trainer.spec.schemas.form import MANY, NAMED, ONE, Path, resolved
 
 MAX_NODES = 2_000
 """Subschemas of one tool after following references, which can grow without bound."""
