@@ -135,7 +135,7 @@ dashboards: setup panels $(PROMETHEUS) $(CHROMIUM)
 
 # The examples' real runs, of some hours: CASE=filings takes those of one, SEED=1 one seed.
 examples: setup $(SMOLLM2) $(ICD10) $(CHROMIUM)
-	timeout 10h $(PYTEST) tests/e2e/examples -m nightly -k "$(or $(CASE),test)$(if $(SEED), and $(SEED)])"
+	timeout 10h $(PYTEST) tests/e2e/examples -m nightly -k "$(if $(CASE),(test_$(CASE) or [$(CASE)-),test)$(if $(SEED), and $(SEED)])"
 
 nightly: setup $(SMOLLM2) $(ICD10) $(PROMETHEUS) $(CONSOLE_TOOLS) $(CHROMIUM) $(TRACKERS) panels chaos
 	$(PYTEST) tests $(CHAOS:%=--ignore=%) -m nightly

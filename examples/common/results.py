@@ -5,10 +5,10 @@ It reads `build/CASE/*/summary.json`, which `python -m examples.common.learn CAS
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ HEADER: Final = """\
 # Figures
 
 Written by `python -m examples.common.results {case}` from runs of `{command}` with {cores} cores and no GPU.
-All are means over the {rows} unseen rows of the test file, {turns}calls and tokens per rollout. {judge} {slow}
+All are means over the {rows} unseen rows of the test file, {turns}calls and tokens per rollout. {judge} {slow} {guards}
 The gain is that of reinforcement over the stage before, with its paired 95 % interval over rows. The load is that of
 the machine before and, as a mean of 15 minutes, after.
 
@@ -31,6 +31,9 @@ the machine before and, as a mean of 15 minutes, after.
 """
 HELD_OUT: Final = "`held out` is a grader that the model is not trained on."
 SLOW: Final = "`slow` are rollouts with more than {target_s:g} s of model and tool time, which follows the load."
+GUARDS: Final = "`ungated` is the grade without guards."
+SEEDS_NEEDED: Final = 2
+"""Runs in which a case must have learned."""
 TARGETS_S: Final[Mapping[str, float]] = {"icd10": 20.0}
 """Case -> wanted model and tool time of a rollout in seconds, where the table shows the share of slower ones."""
 Summary = Mapping[str, Any]
@@ -95,7 +98,12 @@ def verdict(summaries: Sequence[Summary]) -> str:
     """
     gains = [gain(summary) for summary in summaries if not summary["settings"]]
     above = sum(mean > half for mean, half in gains)
-    learned = "**Learned**" if above >= 2 and 3 * above >= 2 * len(gains) else "**Not shown to be learned**"
+    if len(gains) < SEEDS_NEEDED:
+        learned = "**Too few runs to tell**"
+    elif above >= SEEDS_NEEDED and 3 * above >= 2 * len(gains):
+        learned = "**Learned**"
+    else:
+        learned = "**Not shown to be learned**"
     return f"{learned}: the interval of the gain lies above 0 in {above} of {len(gains)} runs."
 
 
@@ -159,14 +167,17 @@ def results(case: str, summaries: Sequence[Summary]) -> str:
         rows=last["num_rows"],
         judge=judge,
         slow=slow,
+        guards=GUARDS if "ungated" in last["scores"] else "",
         turns="turns, " if _have_turns(summaries) else "",
         verdict=verdict(summaries),
     )
-    return re.sub(" +$", "", header.replace("  ", " "), flags=re.MULTILINE) + table(summaries, target_s)
+    return re.sub(" +$", "", re.sub("(?<=.) +", " ", header), flags=re.MULTILINE) + table(summaries, target_s)
 
 
-def main() -> None:
-    (case,) = sys.argv[1:]
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m examples.common.results")
+    parser.add_argument("case", choices=sorted(path.parent.name for path in EXAMPLES.glob("*/README.md")))
+    case = parser.parse_args(arguments).case
     summaries = [json.loads(path.read_text()) for path in sorted((BUILD / case).glob("*/summary.json"))]
     if not summaries:
         raise SystemExit(f"there are no results of {case}: run python -m examples.common.learn {case} MODEL first")

@@ -10,10 +10,11 @@ import argparse
 import json
 from functools import partial
 from pathlib import Path
+from subprocess import CalledProcessError
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from openai import OpenAI
+from openai import OpenAI, OpenAIError
 
 from examples.common.agent import converse, shown
 from examples.edit_planning.commands import TOOLS, Refused
@@ -55,7 +56,12 @@ def main() -> None:
     parser.add_argument("message", help="what the change is, as a commit's message would say it")
     parser.add_argument("--model", default=MODEL, help="the model's name at the server")
     options = parser.parse_args()
-    plan(OpenAI(), options.model, options.repository, options.message)
+    try:
+        plan(OpenAI(), options.model, options.repository, options.message)
+    except CalledProcessError as error:
+        raise SystemExit(f"git cannot read {options.repository}: {error.stderr}") from None
+    except OpenAIError as error:
+        raise SystemExit(f"the server of OPENAI_BASE_URL: {error}") from None
 
 
 if __name__ == "__main__":

@@ -54,14 +54,14 @@ def make_app(machines: Machines) -> FastAPI:
     @app.post("/session/start")
     def start(body: dict[str, Any]) -> dict[str, bool]:
         try:
-            machines.open(str(body["trace_id"]), *_commit_of(body))
+            machines.open(_trace_of(body), *_commit_of(body))
         except Full:
             raise HTTPException(503, "all machines are taken", {"Retry-After": str(RETRY_S)}) from None
         return {"ready": True}
 
     @app.post("/session/end")
     def end(body: dict[str, Any]) -> dict[str, bool]:
-        return {"closed": machines.close(str(body["trace_id"]))}
+        return {"closed": machines.close(_trace_of(body))}
 
     @app.get("/machines")
     def counts() -> dict[str, int]:
@@ -99,6 +99,12 @@ def make_app(machines: Machines) -> FastAPI:
         return {"score": plans.exact(body["sample"]["output_text"] or "", files)}
 
     return app
+
+
+def _trace_of(body: dict[str, Any]) -> str:
+    if "trace_id" not in body:
+        raise HTTPException(422, "the body needs a trace_id")
+    return str(body["trace_id"])
 
 
 def _commit_of(body: dict[str, Any]) -> tuple[str, str]:

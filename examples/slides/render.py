@@ -216,9 +216,12 @@ def page(html: str) -> str:
 def _run(command: Sequence[str], folder: Path, limits: Limits) -> None:
     environment = {"PATH": os.environ.get("PATH", ""), "HOME": str(folder), "TMPDIR": str(folder), "LANG": "C.UTF-8"}
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True
-        )
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True
+            )
+        except OSError as error:
+            raise RenderFailed(f"{command[0]} cannot be started: {error.strerror}") from error
         try:
             _watch(process, limits)
         finally:

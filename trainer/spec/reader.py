@@ -103,20 +103,24 @@ def read_source(path: Path, root: str) -> ParsedFile | Problem:
 
 
 def fill_in(source: ParsedFile, environment: Mapping[str, str]) -> tuple[Any, Variables, list[Problem]]:
-    """The file's content with `${NAME}` replaced, and a problem for each variable that is not set."""
+    """The file's content with `${NAME}` replaced, and a problem for each variable that is not set, where it is first."""
     variables = Variables(environment)
     raw = variables.fill_in(source.raw, ())
-    problems = []
+    places: dict[str, list[KeyPath]] = {}
     for path, name in variables.missing:
-        message = f"the environment variable {name} is not set"
-        problems.append(source.problem("missing_variable", path, message, f"run `export {name}=...` first"))
+        places.setdefault(name, []).append(path)
+    problems = []
+    for name, (first, *others) in places.items():
+        also = f", needed {len(others) + 1} times" if others else ""
+        message = f"the environment variable {name} is not set{also}"
+        problems.append(source.problem("missing_variable", first, message, f"run `export {name}=...` first"))
     return raw, variables, problems
 
 
 def validate(
     model: type[M], raw: Any, source: ParsedFile, variables: Variables, known: KnownMistake = lambda path: None
 ) -> tuple[M | None, list[tuple[KeyPath, Problem]]]:
-    """The model, or the path of each invalid value in `raw` with its problem."""
+    """The model, or the path of each invalid value in `raw` with its problem; not of those whose variable is missing."""
     try:
         return model.model_validate(raw), []
     except ValidationError as error:
@@ -127,6 +131,8 @@ def validate(
         for path in [path for path, items in found.items() if items[0]["type"] == "too_short"]:
             if any(other[: len(path)] == path for other in found if other != path):
                 del found[path]  # it has enough items, but some are invalid
+        for path, _ in variables.missing:
+            found.pop(path, None)  # it is empty for want of its variable
         keys = _keys(model)
         return None, [(at, _problem(items, at, source, variables, known, keys)) for at, items in found.items()]
 
