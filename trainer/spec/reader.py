@@ -103,7 +103,7 @@ def read_source(path: Path, root: str) -> ParsedFile | Problem:
 
 
 def fill_in(source: ParsedFile, environment: Mapping[str, str]) -> tuple[Any, Variables, list[Problem]]:
-    """The file's content with `${NAME}` replaced, and a problem for each variable that is not set, where it is first."""
+    """The file's content with `${NAME}` replaced, and a problem for each variable that is not set, at its first use."""
     variables = Variables(environment)
     raw = variables.fill_in(source.raw, ())
     places: dict[str, list[KeyPath]] = {}
@@ -120,7 +120,7 @@ def fill_in(source: ParsedFile, environment: Mapping[str, str]) -> tuple[Any, Va
 def validate(
     model: type[M], raw: Any, source: ParsedFile, variables: Variables, known: KnownMistake = lambda path: None
 ) -> tuple[M | None, list[tuple[KeyPath, Problem]]]:
-    """The model, or the path of each invalid value in `raw` with its problem; not of those whose variable is missing."""
+    """The model, or the path of each invalid value in `raw` with its problem, except where a variable is missing."""
     try:
         return model.model_validate(raw), []
     except ValidationError as error:
@@ -132,7 +132,7 @@ def validate(
             if any(other[: len(path)] == path for other in found if other != path):
                 del found[path]  # it has enough items, but some are invalid
         for path, _ in variables.missing:
-            found.pop(path, None)  # it is empty for want of its variable
+            found.pop(path, None)  # it lacks its variable
         keys = _keys(model)
         return None, [(at, _problem(items, at, source, variables, known, keys)) for at, items in found.items()]
 
