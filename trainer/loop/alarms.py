@@ -5,6 +5,7 @@ Metrics are compared with their mean over the first BASELINE_STEPS steps, in a r
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from statistics import StatisticsError, correlation, fmean
@@ -18,8 +19,10 @@ DRIFT_FACTOR = 4.0
 """Change of a length or count, up or down; learning to answer with a third of the calls is what jobs are for."""
 RISE, FALL = 0.1, 0.1
 """Change of a grade, from 0 to 1; smaller changes are noise of one batch."""
-COST_CORRELATION = -0.3
-"""A part of the grade that correlates with it below this counts mistakes, so that it falls when the model learns."""
+COST_ERRORS = 2.0
+"""A part of the grade counts mistakes, and so falls when the model learns, if it correlates with the grade by as many
+standard errors (about 1 / sqrt(n) of n rollouts) below 0. In the examples such parts have -0.27 to -0.69, others 0.2
+and more, of about 100 rollouts."""
 SOON_SHARE = 0.1
 TOP_GRADE, FAR_FROM_TOP = 0.98, 0.7
 NUM_SAMPLES = 5
@@ -88,9 +91,10 @@ class Alarms:
         """Whether the rollouts of the first steps had lower grades the higher this part of them was."""
         pairs = self._parts.get(name, [])
         try:
-            return correlation([grade for grade, _ in pairs], [score for _, score in pairs]) < COST_CORRELATION
+            found = correlation([grade for grade, _ in pairs], [score for _, score in pairs])
         except StatisticsError:  # fewer than two rollouts, or all the same
             return False
+        return found * math.sqrt(len(pairs)) < -COST_ERRORS
 
 
 def _alarm(

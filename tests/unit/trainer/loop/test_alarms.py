@@ -70,6 +70,19 @@ def test_a_part_that_counts_mistakes_may_fall_and_raises_an_alarm_if_it_rises(
     assert [alarm.metric for alarm in raised] == alarms
 
 
+def test_a_part_that_many_rollouts_lack_may_count_mistakes_too() -> None:
+    """Answers that name nothing have neither a grade nor mistakes, so that the two correlate weakly."""
+    kinds = [(0.0, 0.0)] * 24 + [(0.0, 1.0)] * 6 + [(1.0, 0.0)] * 10
+    graded = [
+        replace(ROLLOUTS[0], grade=replace(ROLLOUTS[0].grade, value=value, scores={"mistakes": mistakes}))
+        for value, mistakes in kinds
+    ]
+    name, watched = "grader/mistakes/score_mean", Alarms(100)
+    for _ in range(3):
+        watched.look(CALM | {name: 0.5, "step": 1.0}, graded)
+    assert watched.look(CALM | {name: 0.2, "train_mean_grade": 0.7, "step": 4.0}, graded) == []
+
+
 def test_a_part_that_is_the_same_in_all_rollouts_of_the_first_steps_must_not_fall() -> None:
     graded = [replace(r, grade=replace(r.grade, scores={"style": 1.0})) for r in ROLLOUTS]
     name, watched = "grader/style/score_mean", Alarms(100)
