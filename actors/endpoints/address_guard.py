@@ -22,7 +22,7 @@ from trainer.spec.operator.allowed import Allowed
 
 IPAddress = IPv4Address | IPv6Address
 
-WHERE = "allowed_networks in the operator's configuration (agent-rft.yaml here, --config or AGENT_RFT_CONFIG)"
+WHERE = "allowed_networks in the operator's configuration (agent-rft.yaml, --config or AGENT_RFT_CONFIG)"
 
 
 class Kind(StrEnum):

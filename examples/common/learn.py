@@ -16,19 +16,9 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
-from examples.common.results import BUILD, EXAMPLES, TARGETS_S, table
+from examples.common.results import BUILD, CASES, EXAMPLES, TARGETS_S, table
 from examples.common.way import Way, listening
-
-CASES: Final[Mapping[str, Mapping[str, str]]] = {
-    "edit_planning": {"ROWS": "many", "EPOCHS": "1"},
-    "filings": {"RUBRIC": "rubric"},
-    "finqa": {},
-    "icd10": {},
-    "kernels": {},
-}
-"""The cases, with the values of their settings that count for the verdict."""
 
 
 def learn(case: str, model: Path, seed: int, settings: Mapping[str, str]) -> Path:

@@ -18,6 +18,15 @@ from typing import Any, Final
 EXAMPLES: Final = Path(__file__).parents[1]
 BUILD: Final = EXAMPLES.parent / "build"
 Z: Final = 1.959964
+CASES: Final[Mapping[str, Mapping[str, str]]] = {
+    "edit_planning": {"ROWS": "many", "EPOCHS": "1"},
+    "filings": {"RUBRIC": "rubric"},
+    "finqa": {},
+    "icd10": {},
+    "kernels": {},
+}
+"""The cases of examples.common.learn, with the values of their settings that count for the verdict."""
+ORDERS: Final = "orders"
 HEADER: Final = """\
 # Figures
 
@@ -152,17 +161,19 @@ def _have_turns(summaries: Sequence[Summary]) -> bool:
     return any("turns" in stage for summary in summaries for stage in summary["stages"])
 
 
+def _command(case: str) -> str:
+    return "make real-model SEED=n" if case == ORDERS else f"python -m examples.common.learn {case} MODEL --seed n"
+
+
 def results(case: str, summaries: Sequence[Summary]) -> str:
     """The text of RESULTS.md."""
     last = summaries[0]["stages"][-1]
     judge = HELD_OUT if last["held_out"] else ""
     target_s = TARGETS_S.get(case)
     slow = "" if target_s is None else SLOW.format(target_s=target_s)
-    of_orders = "make real-model SEED=n"
-    command = of_orders if case == "orders" else f"python -m examples.common.learn {case} MODEL --seed n"
     header = HEADER.format(
         case=case,
-        command=command,
+        command=_command(case),
         cores=summaries[0]["cores"],
         rows=last["num_rows"],
         judge=judge,
@@ -171,16 +182,16 @@ def results(case: str, summaries: Sequence[Summary]) -> str:
         turns="turns, " if _have_turns(summaries) else "",
         verdict=verdict(summaries),
     )
-    return re.sub(" +$", "", re.sub("(?<=.) +", " ", header), flags=re.MULTILINE) + table(summaries, target_s)
+    return re.sub(" +$", "", re.sub(" +", " ", header), flags=re.MULTILINE) + table(summaries, target_s)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.common.results")
-    parser.add_argument("case", choices=sorted(path.parent.name for path in EXAMPLES.glob("*/README.md")))
-    case = parser.parse_args(arguments).case
+    parser.add_argument("case", choices=[*CASES, ORDERS])
+    case = parser.parse_args().case
     summaries = [json.loads(path.read_text()) for path in sorted((BUILD / case).glob("*/summary.json"))]
     if not summaries:
-        raise SystemExit(f"there are no results of {case}: run python -m examples.common.learn {case} MODEL first")
+        raise SystemExit(f"there are no results of {case}: run {_command(case)} first")
     (EXAMPLES / case / "RESULTS.md").write_text(results(case, summaries), encoding="utf-8")
 
 

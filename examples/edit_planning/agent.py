@@ -19,7 +19,7 @@ from openai import OpenAI, OpenAIError
 from examples.common.agent import converse, shown
 from examples.edit_planning.commands import TOOLS, Refused
 from examples.edit_planning.make_data import row
-from examples.edit_planning.repositories import check_out, git
+from examples.edit_planning.repositories import Unknown, check_out, git
 
 MODEL: Final = "planner"
 
@@ -60,6 +60,8 @@ def main() -> None:
         plan(OpenAI(), options.model, options.repository, options.message)
     except CalledProcessError as error:
         raise SystemExit(f"git cannot read {options.repository}: {error.stderr}") from None
+    except Unknown as error:
+        raise SystemExit(str(error)) from None
     except OpenAIError as error:
         raise SystemExit(f"the server of OPENAI_BASE_URL: {error}") from None
 

@@ -102,9 +102,9 @@ def make_app(machines: Machines) -> FastAPI:
 
 
 def _trace_of(body: dict[str, Any]) -> str:
-    if "trace_id" not in body:
+    if not isinstance(trace_id := body.get("trace_id"), str):
         raise HTTPException(422, "the body needs a trace_id")
-    return str(body["trace_id"])
+    return trace_id
 
 
 def _commit_of(body: dict[str, Any]) -> tuple[str, str]:

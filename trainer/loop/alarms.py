@@ -19,10 +19,10 @@ DRIFT_FACTOR = 4.0
 """Change of a length or count, up or down; learning to answer with a third of the calls is what jobs are for."""
 RISE, FALL = 0.1, 0.1
 """Change of a grade, from 0 to 1; smaller changes are noise of one batch."""
-COST_ERRORS = 2.0
-"""A part of the grade counts mistakes, and so falls when the model learns, if it correlates with the grade by as many
-standard errors (about 1 / sqrt(n) of n rollouts) below 0. In the examples such parts have -0.27 to -0.69, others 0.2
-and more, of about 100 rollouts."""
+COST_CORRELATION, COST_ERRORS = -0.15, 2.0
+"""A part of the grade counts mistakes, and so falls when the model learns, if it correlates with the grade below this,
+and by as many standard errors (at least 1 / sqrt(n) of n rollouts) below 0. In the examples such parts have -0.27 to
+-0.69, others 0.2 and more, of about 100 rollouts."""
 SOON_SHARE = 0.1
 TOP_GRADE, FAR_FROM_TOP = 0.98, 0.7
 NUM_SAMPLES = 5
@@ -94,7 +94,7 @@ class Alarms:
             found = correlation([grade for grade, _ in pairs], [score for _, score in pairs])
         except StatisticsError:  # fewer than two rollouts, or all the same
             return False
-        return found * math.sqrt(len(pairs)) < -COST_ERRORS
+        return found < COST_CORRELATION and found * math.sqrt(len(pairs)) < -COST_ERRORS
 
 
 def _alarm(

@@ -16,7 +16,7 @@ from trainer.errors import InvalidJob, Problem
 from trainer.spec.job import FILES, JobSpec
 from trainer.spec.kept import BOUNDS, UNKNOWN, gone, has, with_values
 from trainer.spec.model_options import read_template
-from trainer.spec.reader import KeyPath, ParsedFile, Variables, fill_in, read_source, validate
+from trainer.spec.reader import KeyPath, ParsedFile, Variables, fill_in, read_source, validate, without_consequences
 
 _TRUNCATED_SAMPLING = ("top_p", "top_k", "min_p")
 _GRADER: KeyPath = ("method", "reinforcement", "grader")
@@ -100,7 +100,7 @@ def _parse(source: ParsedFile, base: Path, environment: Mapping[str, str]) -> tu
         return None, [Problem("job_shape", "job", message, remedy, source.file)]
     raw, variables, problems = _filled_in(source, base, environment)
     job, found = validate(JobSpec, raw, source, variables, _truncated_sampling)
-    problems += [problem for _, problem in found]
+    problems += without_consequences(found, variables)
     invalid = [path for path, _ in variables.missing] + [path for path, _ in found]
     return (_without(raw, invalid) if problems else job), problems
 

@@ -41,6 +41,8 @@ _ANY = "*"
 _MIN_SIMILARITY = 0.75
 """From this difflib ratio on, an unknown key counts as a misspelling of a known one."""
 _SECRETS = {"headers", "api_key", "signing_secret"}
+_OF_KEYS = {"invalid_extra_forbidden", "truncated_sampling"}
+"""Mistakes of a key, whatever its value is."""
 _EXPECTED = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
@@ -120,7 +122,7 @@ def fill_in(source: ParsedFile, environment: Mapping[str, str]) -> tuple[Any, Va
 def validate(
     model: type[M], raw: Any, source: ParsedFile, variables: Variables, known: KnownMistake = lambda path: None
 ) -> tuple[M | None, list[tuple[KeyPath, Problem]]]:
-    """The model, or the path of each invalid value in `raw` with its problem, except where a variable is missing."""
+    """The model, or the path of each invalid value in `raw` with its problem."""
     try:
         return model.model_validate(raw), []
     except ValidationError as error:
@@ -131,10 +133,14 @@ def validate(
         for path in [path for path, items in found.items() if items[0]["type"] == "too_short"]:
             if any(other[: len(path)] == path for other in found if other != path):
                 del found[path]  # it has enough items, but some are invalid
-        for path, _ in variables.missing:
-            found.pop(path, None)  # it lacks its variable
         keys = _keys(model)
         return None, [(at, _problem(items, at, source, variables, known, keys)) for at, items in found.items()]
+
+
+def without_consequences(found: Sequence[tuple[KeyPath, Problem]], variables: Variables) -> list[Problem]:
+    """The problems but for those with values that are empty since their variable is not set."""
+    empty = {path for path, _ in variables.missing}
+    return [problem for path, problem in found if path not in empty or problem.code in _OF_KEYS]
 
 
 @functools.cache

@@ -95,5 +95,6 @@ def write_png(comparison: Comparison, path: Path, browsers: Sequence[str] = BROW
 def _height(comparison: Comparison) -> int:
     """About the height of the page in pixels."""
     sides, others = len(comparison.sides), len(comparison.against)
-    tables = 40 * 9 + 40 * sides * len(comparison.tools) + 230 * others
+    measured = len(comparison.against[0].changes)
+    tables = 40 * (measured + 3) + 120 * others * (measured > 6) + 40 * sides * len(comparison.tools) + 230 * others
     return 420 + 480 * (1 + others // 2) + tables + 110 * sum(len(a.gained) + len(a.lost) for a in comparison.against)

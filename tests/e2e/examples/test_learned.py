@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from examples.common.learn import CASES, learn
-from examples.common.results import gain
+from examples.common.learn import learn
+from examples.common.results import CASES, gain
 from tests.e2e.command import processes_left
 from tests.support.paths import ROOT
 

@@ -750,6 +750,8 @@ def test_sessions_tools_and_graders_follow_the_wire_contract(client: TestClient,
     assert ended("trace_2") == {"closed": True}
     unknown = {"type": "session_start", "trace_id": "t", "item": item | {"commit": "HEAD"}}
     assert client.post("/session/start", json=unknown).status_code == 422
+    for nameless in ({}, {"trace_id": None}):
+        assert client.post("/session/end", json=nameless).json()["detail"] == "the body needs a trace_id"
     for row in ({}, None, {"repository": MADE}):
         assert "repository and commit" in client.post("/session/start", json=unknown | {"item": row}).json()["detail"]
 

@@ -413,6 +413,8 @@ def test_all_decks_of_a_step_and_a_test_are_remembered_until_they_are_graded() -
 def test_a_program_that_draws_nothing_or_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(RenderFailed, match="drew nothing: no display"):
         Chromium(program(tmp_path, "echo no display >&2")).draw("<section>")
+    with pytest.raises(RenderFailed, match="/nonexistent cannot be started: No such file"):
+        Chromium("/nonexistent").draw("<section>")
     with pytest.raises(Refused, match="12,000 are the most"):
         Chromium("/nonexistent").draw("x" * (MAX_CHARS + 1))
 

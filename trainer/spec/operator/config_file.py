@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
-from trainer.spec.reader import fill_in, read_source, validate
+from trainer.spec.reader import fill_in, read_source, validate, without_consequences
 
 DEFAULT_FILE = "agent-rft.yaml"
 
@@ -47,4 +47,4 @@ def _read(path: Path, environment: Mapping[str, str]) -> tuple[Operator | None, 
         return None, [Problem("config_shape", "config", "must be a mapping of keys to values", remedy, source.file)]
     raw, variables, problems = fill_in(source, environment)
     operator, found = validate(Operator, raw, source, variables)
-    return operator, source.duplicates() + problems + [problem for _, problem in found]
+    return operator, source.duplicates() + problems + without_consequences(found, variables)

@@ -1,6 +1,6 @@
 """Validation by JSON schemas that users write: the one place for the API, checks of jobs, rollouts and grammars.
 
-The time of everything here is bounded: schemas have caps (`schema_form`), patterns run on an engine of linear time
+The time of everything here is bounded: schemas have caps (`form`), patterns run on an engine of linear time
 (those that it cannot read, with lookaround or backreferences, with few steps of backtracking), and a value that is too
 large for its schema is a violation. jsonschema-rs follows no reference out of a schema.
 """

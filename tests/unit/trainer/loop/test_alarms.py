@@ -83,6 +83,19 @@ def test_a_part_that_many_rollouts_lack_may_count_mistakes_too() -> None:
     assert watched.look(CALM | {name: 0.2, "train_mean_grade": 0.7, "step": 4.0}, graded) == []
 
 
+def test_a_part_that_hardly_depends_on_the_grade_must_not_fall() -> None:
+    kinds = [(0.0, 1.0), (1.0, 0.0)] * 135 + [(0.0, 0.0), (1.0, 1.0)] * 115  # a correlation of -0.08
+    graded = [
+        replace(ROLLOUTS[0], grade=replace(ROLLOUTS[0].grade, value=value, scores={"style": style}))
+        for value, style in kinds
+    ]
+    name, watched = "grader/style/score_mean", Alarms(100)
+    for _ in range(3):
+        watched.look(CALM | {name: 0.5, "step": 1.0}, graded)
+    (alarm,) = watched.look(CALM | {name: 0.2, "train_mean_grade": 0.7, "step": 4.0}, graded)
+    assert alarm.metric == name
+
+
 def test_a_part_that_is_the_same_in_all_rollouts_of_the_first_steps_must_not_fall() -> None:
     graded = [replace(r, grade=replace(r.grade, scores={"style": 1.0})) for r in ROLLOUTS]
     name, watched = "grader/style/score_mean", Alarms(100)

@@ -179,10 +179,11 @@ def test_environment_variables_are_replaced_and_missing_ones_reported() -> None:
 
 def test_a_missing_variable_is_one_problem_however_often_it_is_used_and_has_no_consequences() -> None:
     tools = [{"name": name, "server_url": f"${{URL}}/{name}"} for name in "ab"]
-    url, seeds = problems_of(raw_job(tools=tools) | {"seed": "${SEED}"})
+    url, seeds, unknown = problems_of(raw_job(tools=tools) | {"seed": "${SEED}", "sed": "${SEED}"})
+    assert (unknown.code, unknown.field) == ("invalid_extra_forbidden", "sed")
     assert (seeds.code, seeds.field) == ("missing_variable", "seed")
     assert (url.code, url.field) == ("missing_variable", "method.reinforcement.tools[0].server_url")
-    assert url.message.endswith("URL is not set, needed 2 times") and seeds.message.endswith("SEED is not set")
+    assert url.message.endswith("URL is not set, needed 2 times") and "SEED is not set" in seeds.message
 
 
 def test_no_secret_is_shown() -> None:
