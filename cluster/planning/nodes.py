@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 from cluster.planning.units import GIB
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.endpoints import Strict
-from trainer.spec.reader import fill_in, read_source, validate
+from trainer.spec.reader import fill_in, read_source, validate, without_consequences
 
 ASK_TIMEOUT_S = 30.0
 HEADROOM = 0.08
@@ -122,7 +122,7 @@ def read_nodes(path: Path) -> list[Node]:
         raise InvalidJob("there are no nodes to plan for", [source])
     raw, variables, problems = fill_in(source, os.environ)
     found, wrong = validate(NodesFile, raw, source, variables)
-    problems += source.duplicates() + [problem for _, problem in wrong]
+    problems += source.duplicates() + without_consequences(wrong, variables)
     if found is None or problems:
         raise InvalidJob("the list of nodes has mistakes", problems)
     return [node for group in found.nodes for node in group.nodes()]

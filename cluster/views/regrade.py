@@ -29,7 +29,7 @@ from trainer.spec.graders import GraderSpec
 from trainer.spec.job import Reinforcement
 from trainer.spec.job_file import load_job
 from trainer.spec.operator.config import Operator
-from trainer.spec.reader import KeyPath, fill_in, read_source, validate
+from trainer.spec.reader import KeyPath, fill_in, read_source, validate, without_consequences
 from trainer.types import Grade, Group
 
 MAX_CONCURRENT = 256
@@ -251,7 +251,7 @@ def read_grader(path: Path, operator: Operator, environment: Mapping[str, str] =
     else:
         bare, found = validate(_BareGrader, raw, source, variables)
         reinforcement = None if bare is None else Reinforcement(grader=bare.root)
-    problems = source.duplicates() + problems + [problem for _, problem in found]
+    problems = source.duplicates() + problems + without_consequences(found, variables)
     if reinforcement is not None and not problems:
         problems = [
             replace(problem, field=problem.field.removeprefix(_SECTION), file=str(path))

@@ -21,8 +21,8 @@ RISE, FALL = 0.1, 0.1
 """Change of a grade, from 0 to 1; smaller changes are noise of one batch."""
 COST_CORRELATION, COST_ERRORS = -0.15, 2.0
 """A part of the grade counts mistakes, and so falls when the model learns, if it correlates with the grade below this,
-and by as many standard errors (at least 1 / sqrt(n) of n rollouts) below 0. In the examples such parts have -0.27 to
--0.69, others 0.2 and more, of about 100 rollouts."""
+and by as many standard errors (at least 1 / sqrt(n) of n rollouts) below 0. Of about 100 rollouts of the examples
+such parts have -0.27 to -0.69 (one that is rare also -0.08), others 0.2 and more."""
 SOON_SHARE = 0.1
 TOP_GRADE, FAR_FROM_TOP = 0.98, 0.7
 NUM_SAMPLES = 5

@@ -57,9 +57,8 @@ def summarize(groups: Sequence[Group], samples: int, pass_threshold: float) -> E
         "grade": bootstrap_mean(row_grades),
         "pass_rate": bootstrap_mean([passed(row) / len(row) for row in rows]),
         "pass_at_k": bootstrap_mean(at_k),
+        "held_out": bootstrap_mean([fmean(grades) for grades in held_out if grades]),
     }
-    if any(held_out):
-        found["held_out"] = bootstrap_mean([fmean(grades) for grades in held_out if grades])
 
     def mean(name: str) -> float:
         return metrics.get(name, math.nan)
@@ -82,6 +81,6 @@ def summarize(groups: Sequence[Group], samples: int, pass_threshold: float) -> E
         busy_s=mean("rollout_busy_s_mean"),
         reasoning_tokens=mean("reasoning_tokens_mean"),
         graded_rows=len(rows),
-        held_out=found["held_out"].mean if any(held_out) else math.nan,
-        intervals={name: (interval.low, interval.high) for name, interval in found.items()} if rows else {},
+        held_out=found["held_out"].mean,
+        intervals={name: (interval.low, interval.high) for name, interval in found.items() if interval.n},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -23,6 +24,17 @@ def alarms_of(*steps: dict[str, float], total_steps: int = 100, calm_steps: int 
         for i, metrics in enumerate(shown, start=1)
         for alarm in watched.look(CALM | metrics | {"step": float(i)}, ROLLOUTS)
     ]
+
+
+def alarms_while_the_grade_rises(
+    part: str, kinds: Sequence[tuple[float, float]], before: float, now: float
+) -> list[str]:
+    """The alarms' metrics when a part's mean goes from `before` to `now`; `kinds` are rollouts' grades and parts."""
+    (first, *_), name, watched = ROLLOUTS, f"grader/{part}/score_mean", Alarms(100)
+    graded = [replace(first, grade=replace(first.grade, value=value, scores={part: score})) for value, score in kinds]
+    for _ in range(3):
+        watched.look(CALM | {name: before, "step": 1.0}, graded)
+    return [a.metric for a in watched.look(CALM | {name: now, "train_mean_grade": 0.7, "step": 4.0}, graded)]
 
 
 def test_learning_as_intended_raises_no_alarm() -> None:
@@ -62,47 +74,24 @@ def test_a_grade_that_falls_while_the_trained_one_rises_raises_an_alarm(name: st
 def test_a_part_that_counts_mistakes_may_fall_and_raises_an_alarm_if_it_rises(
     mistakes: float, alarms: list[str]
 ) -> None:
-    graded = [replace(r, grade=replace(r.grade, scores={"mistakes": 1 - r.grade.value})) for r in ROLLOUTS]
-    name, watched = "grader/mistakes/score_mean", Alarms(100)
-    for _ in range(3):
-        watched.look(CALM | {name: 0.8, "step": 1.0}, graded)
-    raised = watched.look(CALM | {name: mistakes, "train_mean_grade": 0.7, "step": 4.0}, graded)
-    assert [alarm.metric for alarm in raised] == alarms
+    kinds = [(r.grade.value, 1 - r.grade.value) for r in ROLLOUTS]
+    assert alarms_while_the_grade_rises("mistakes", kinds, 0.8, mistakes) == alarms
 
 
 def test_a_part_that_many_rollouts_lack_may_count_mistakes_too() -> None:
     """Answers that name nothing have neither a grade nor mistakes, so that the two correlate weakly."""
     kinds = [(0.0, 0.0)] * 24 + [(0.0, 1.0)] * 6 + [(1.0, 0.0)] * 10
-    graded = [
-        replace(ROLLOUTS[0], grade=replace(ROLLOUTS[0].grade, value=value, scores={"mistakes": mistakes}))
-        for value, mistakes in kinds
-    ]
-    name, watched = "grader/mistakes/score_mean", Alarms(100)
-    for _ in range(3):
-        watched.look(CALM | {name: 0.5, "step": 1.0}, graded)
-    assert watched.look(CALM | {name: 0.2, "train_mean_grade": 0.7, "step": 4.0}, graded) == []
+    assert alarms_while_the_grade_rises("mistakes", kinds, 0.5, 0.2) == []
 
 
 def test_a_part_that_hardly_depends_on_the_grade_must_not_fall() -> None:
     kinds = [(0.0, 1.0), (1.0, 0.0)] * 135 + [(0.0, 0.0), (1.0, 1.0)] * 115  # a correlation of -0.08
-    graded = [
-        replace(ROLLOUTS[0], grade=replace(ROLLOUTS[0].grade, value=value, scores={"style": style}))
-        for value, style in kinds
-    ]
-    name, watched = "grader/style/score_mean", Alarms(100)
-    for _ in range(3):
-        watched.look(CALM | {name: 0.5, "step": 1.0}, graded)
-    (alarm,) = watched.look(CALM | {name: 0.2, "train_mean_grade": 0.7, "step": 4.0}, graded)
-    assert alarm.metric == name
+    assert alarms_while_the_grade_rises("style", kinds, 0.5, 0.2) == ["grader/style/score_mean"]
 
 
 def test_a_part_that_is_the_same_in_all_rollouts_of_the_first_steps_must_not_fall() -> None:
-    graded = [replace(r, grade=replace(r.grade, scores={"style": 1.0})) for r in ROLLOUTS]
-    name, watched = "grader/style/score_mean", Alarms(100)
-    for _ in range(3):
-        watched.look(CALM | {name: 1.0, "step": 1.0}, graded)
-    (alarm,) = watched.look(CALM | {name: 0.6, "train_mean_grade": 0.7, "step": 4.0}, graded)
-    assert alarm.metric == name
+    kinds = [(r.grade.value, 1.0) for r in ROLLOUTS]
+    assert alarms_while_the_grade_rises("style", kinds, 1.0, 0.6) == ["grader/style/score_mean"]
 
 
 def test_a_top_grade_is_suspicious_only_if_reached_early() -> None:
