@@ -42,7 +42,7 @@ HELD_OUT: Final = "`held out` is a grader that the model is not trained on."
 SLOW: Final = "`slow` are rollouts with more than {target_s:g} s of model and tool time, which follows the load."
 GUARDS: Final = "`ungated` is the grade without guards."
 SEEDS_NEEDED: Final = 2
-"""Of fewer runs there is no verdict."""
+"""Fewer runs have no verdict."""
 TARGETS_S: Final[Mapping[str, float]] = {"icd10": 20.0}
 """Case -> wanted model and tool time of a rollout in seconds, where the table shows the share of slower ones."""
 Summary = Mapping[str, Any]
