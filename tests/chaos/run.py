@@ -33,6 +33,7 @@ class Letters:
     """A renderer whose tokens are letters, with the methods that episodes use."""
 
     mark_texts = ("<think>", "</think>")
+    cut_result = Renderer.cut_result
 
     def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
         return self.plain(messages[-1]["content"])
