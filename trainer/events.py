@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from trainer.problem_codes.alarms import AlarmRule
 from trainer.problem_codes.readiness import Verdict
 from trainer.types import Evaluation, Purpose
 
@@ -422,12 +423,8 @@ class AlarmRaised(Event):
 
     LEVEL: ClassVar[Level] = "warn"
 
-    rule: Literal["top_grade_soon", "drift", "diverged"]
-    """`top_grade_soon`: nearly the best grade within the first steps. `drift`: a length or count changed a lot.
-
-    `diverged`: a part of the grade, or the held-out grade, fell while the mean grade rose. A part that was high where
-    the grade was low in the first steps, as a count of mistakes is, rose.
-    """
+    rule: AlarmRule
+    """Which sign it is: `agent-rft explain RULE` says what it means and what to do."""
     metric: str
     """The metric that changed."""
     before: float

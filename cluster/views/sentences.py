@@ -117,7 +117,8 @@ def _trouble(event: e.Event) -> str:
         case e.EngineLearnerGap():
             return f"engine and learner differ by {event.gap_nats:.3f} nats on the same weights"
         case e.AlarmRaised():
-            return f"step {event.step}: {_alarm(event)}; look at {', '.join(event.traces)}"
+            traces = ", ".join(event.traces)
+            return f"step {event.step}: {_alarm(event)} (agent-rft explain {event.rule}); look at {traces}"
         case e.RolloutDiscarded():
             return f"a rollout of row {event.row_id} was discarded: {event.cause}"
         case e.RolloutsProgressed():

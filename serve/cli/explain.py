@@ -20,8 +20,8 @@ def explain_command(
     name: Annotated[
         str,
         typer.Argument(
-            help="a problem code, a setting (its path or the end of it), a metric (also as in Prometheus), an event, a "
-            "discard reason, a readiness reason or an exit code",
+            help="a problem code, a setting (its path or the end of it), a metric (also as in Prometheus), an event, "
+            "an alarm's rule, a discard reason, a readiness reason or an exit code",
             autocompletion=explained_names,
         ),
     ],

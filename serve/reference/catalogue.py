@@ -24,9 +24,12 @@ from trainer.errors import Discard
 from trainer.events import KINDS as EVENT_KINDS
 from trainer.metrics import METRICS, metric_of
 from trainer.problem_codes import PROBLEM_CODES, entry_of
+from trainer.problem_codes.alarms import ALARM_RULES
 from trainer.problem_codes.readiness import REASONS
 
-Kind = Literal["problem code", "setting", "metric", "event", "discard reason", "readiness reason", "exit code"]
+Kind = Literal[
+    "problem code", "setting", "metric", "event", "alarm rule", "discard reason", "readiness reason", "exit code"
+]
 
 SHOWN_MATCHES = 5
 OWN_TYPES = frozenset(("ip_any_network",))
@@ -56,6 +59,7 @@ def catalogue(settings: Iterable[Setting]) -> list[Entry]:
         *map(_setting, settings),
         *map(_metric, METRICS),
         *(_event(kind) for kind in EVENT_KINDS),
+        *(Entry("alarm rule", name, rule.meaning, rule.remedy) for name, rule in ALARM_RULES.items()),
         *(Entry("discard reason", cls.reason, text_of(cls)) for cls in Discard.__subclasses__()),
         *(
             Entry("readiness reason", reason, text.meaning, text.remedy, {"verdict": text.verdict or "none: a note"})

@@ -9,9 +9,10 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from statistics import StatisticsError, correlation, fmean
-from typing import Literal
 
 from trainer.events import AlarmRaised
+from trainer.loop.measure import part_metric
+from trainer.problem_codes.alarms import AlarmRule
 from trainer.types import Rollout
 
 BASELINE_STEPS = 3
@@ -50,7 +51,7 @@ class Alarms:
             self._first.append(metrics)
             for rollout in rollouts:
                 for name, score in rollout.grade.scores.items():
-                    self._parts[f"grader/{name}/score_mean"].append((rollout.grade.value, score))
+                    self._parts[part_metric(name)].append((rollout.grade.value, score))
         else:
             alarms += [*self._drifts(metrics, rollouts), *self._diverging(metrics, rollouts)]
         alarms = [alarm for alarm in alarms if (alarm.rule, alarm.metric) not in self._raised]
@@ -82,14 +83,13 @@ class Alarms:
             return
         rise = metrics["train_mean_grade"] - grade
         for name, value in metrics.items():
-            is_part = name.startswith("grader/") and name.endswith("/score_mean")
-            before = self._baseline(name) if is_part or name == "held_out_grade_mean" else None
+            before = self._baseline(name) if name in self._parts or name == "held_out_grade_mean" else None
             if before is not None and (value - before if self._is_cost(name) else before - value) > FALL:
                 yield _alarm("diverged", name, before, metrics, _traces(rollouts, lambda r: r.reward), rise)
 
     def _is_cost(self, name: str) -> bool:
         """Whether the rollouts of the first steps had lower grades the higher this part of them was."""
-        pairs = self._parts.get(name, [])
+        pairs = self._parts.get(name, [])  # none of the held-out grade
         try:
             found = correlation([grade for grade, _ in pairs], [score for _, score in pairs])
         except StatisticsError:  # fewer than two rollouts, or all the same
@@ -98,7 +98,7 @@ class Alarms:
 
 
 def _alarm(
-    rule: Literal["top_grade_soon", "drift", "diverged"],
+    rule: AlarmRule,
     metric: str,
     before: float,
     metrics: dict[str, float],

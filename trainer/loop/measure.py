@@ -81,11 +81,16 @@ def rollout_metrics(rollouts: Sequence[Rollout], discarded: Sequence[Discarded] 
     return metrics | _grade_metrics([r.grade for r in rollouts]) | _tool_metrics(rollouts)
 
 
+def part_metric(part: str) -> str:
+    """The name of the metric of one part of the grader."""
+    return f"grader/{part}/score_mean"
+
+
 def _grade_metrics(grades: Sequence[Grade]) -> dict[str, float]:
     """Metrics of graders, guards and judges. The parts of an `invalid_grade` have no scores."""
     metrics: dict[str, float] = {}
     for part in dict.fromkeys(part for grade in grades for part in grade.scores):
-        metrics[f"grader/{part}/score_mean"] = fmean(g.scores[part] for g in grades if part in g.scores)
+        metrics[part_metric(part)] = fmean(g.scores[part] for g in grades if part in g.scores)
     for guard, count in Counter(grade.guard for grade in grades if grade.guard is not None).items():
         metrics[f"guard/{guard}"] = float(count)
     held_out = [grade.held_out for grade in grades if grade.held_out is not None]

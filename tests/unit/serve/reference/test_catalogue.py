@@ -48,6 +48,7 @@ def found(name: str) -> list[tuple[str, str]]:
         ("agent_rft_sync_pause_seconds_bucket", "metric", "sync_pause_s"),
         ("agent_rft_sync_pause_seconds", "metric", "sync_pause_s"),
         ("endpoint_down", "event", "endpoint_down"),
+        ("diverged", "alarm rule", "diverged"),
         ("rollout_timeout", "discard reason", "rollout_timeout"),
         ("3", "exit code", "3"),
         ("too_easy", "readiness reason", "too_easy"),

@@ -61,10 +61,11 @@ def test_a_drift_raises_one_alarm_with_rollouts_to_look_at(metrics: dict[str, fl
 @pytest.mark.parametrize("name", ["held_out_grade_mean", "grader/style/score_mean"])
 def test_a_grade_that_falls_while_the_trained_one_rises_raises_an_alarm(name: str) -> None:
     watched = Alarms(100)
+    styled = [replace(r, grade=replace(r.grade, scores={"style": 0.8})) for r in ROLLOUTS]
     for _ in range(3):
-        watched.look(CALM | {name: 0.8, "step": 1.0}, ROLLOUTS)
-    assert watched.look(CALM | {name: 0.6, "step": 4.0}, ROLLOUTS) == []
-    (alarm,) = watched.look(CALM | {name: 0.6, "train_mean_grade": 0.7, "step": 5.0}, ROLLOUTS)
+        watched.look(CALM | {name: 0.8, "step": 1.0}, styled)
+    assert watched.look(CALM | {name: 0.6, "step": 4.0}, styled) == []
+    (alarm,) = watched.look(CALM | {name: 0.6, "train_mean_grade": 0.7, "step": 5.0}, styled)
     assert (alarm.rule, alarm.metric, alarm.step) == ("diverged", name, 5)
     assert (alarm.before, alarm.now, alarm.grade_rise) == pytest.approx((0.8, 0.6, 0.2))
     assert alarm.traces[0] == ROLLOUTS[7].trace_id
