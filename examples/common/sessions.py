@@ -7,11 +7,13 @@ time. Several threads may call, and none waits while another rollout's session i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from threading import Lock
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from weakref import WeakValueDictionary
+
+from fastapi import HTTPException
 
 IDLE_S: Final = 3_600.0
 """Far longer than a rollout of these jobs is without a call: at least twice their `limits.rollout_timeout_s`."""
@@ -143,3 +145,14 @@ class Sessions(Generic[Kept]):
     def counts(self) -> dict[str, int]:
         """Counts, and how many are `open` now."""
         return asdict(self._counts) | {"open": len(self._open)}
+
+
+def trace_of(body: Mapping[str, Any]) -> str:
+    """The rollout that a request is about.
+
+    Raises:
+        HTTPException: there is none.
+    """
+    if not isinstance(trace_id := body.get("trace_id"), str):
+        raise HTTPException(422, "the body needs a trace_id")
+    return trace_id

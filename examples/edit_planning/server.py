@@ -17,7 +17,7 @@ from typing import Any, Final
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
 
-from examples.common.sessions import Full, Gone
+from examples.common.sessions import Full, Gone, trace_of
 from examples.edit_planning import plans
 from examples.edit_planning.commands import TOOLS, Refused
 from examples.edit_planning.history import write_missing
@@ -54,14 +54,14 @@ def make_app(machines: Machines) -> FastAPI:
     @app.post("/session/start")
     def start(body: dict[str, Any]) -> dict[str, bool]:
         try:
-            machines.open(_trace_of(body), *_commit_of(body))
+            machines.open(trace_of(body), *_commit_of(body))
         except Full:
             raise HTTPException(503, "all machines are taken", {"Retry-After": str(RETRY_S)}) from None
         return {"ready": True}
 
     @app.post("/session/end")
     def end(body: dict[str, Any]) -> dict[str, bool]:
-        return {"closed": machines.close(_trace_of(body))}
+        return {"closed": machines.close(trace_of(body))}
 
     @app.get("/machines")
     def counts() -> dict[str, int]:
@@ -73,7 +73,7 @@ def make_app(machines: Machines) -> FastAPI:
             raise HTTPException(404)  # a configuration error: the dry run finds it
         parameter, run = TOOLS[name]
         try:
-            checkout = machines.checkout(str(call.get("trace_id")))
+            checkout = machines.checkout(trace_of(call))
         except Gone as error:
             raise HTTPException(500, str(error)) from None  # not the model's mistake: the rollout is started again
         try:
@@ -99,12 +99,6 @@ def make_app(machines: Machines) -> FastAPI:
         return {"score": plans.exact(body["sample"]["output_text"] or "", files)}
 
     return app
-
-
-def _trace_of(body: dict[str, Any]) -> str:
-    if not isinstance(trace_id := body.get("trace_id"), str):
-        raise HTTPException(422, "the body needs a trace_id")
-    return trace_id
 
 
 def _commit_of(body: dict[str, Any]) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
 
 from agent_rft_server import NoSandbox
-from examples.common.sessions import IDLE_S, Full, Gone, Sessions
+from examples.common.sessions import IDLE_S, Full, Gone, Sessions, trace_of
 from examples.swe import grading, runs
 from examples.swe.workspace import TOOLS, Workspace
 
@@ -36,7 +36,7 @@ def make_app(
 
     def workspace_of(body: dict[str, Any]) -> Workspace:
         try:
-            return sessions.get(body["trace_id"])
+            return sessions.get(trace_of(body))
         except Gone:
             why = "this rollout has no session: give the job `session` with this server's start_url"
             raise HTTPException(409, why) from None
@@ -54,7 +54,7 @@ def make_app(
     @app.post("/session/start")
     async def start(body: dict[str, Any]) -> dict[str, Any]:
         try:
-            sessions.open(body["trace_id"], lambda: Workspace(body["item"], run))
+            sessions.open(trace_of(body), lambda: Workspace(body["item"], run))
         except Full:
             raise HTTPException(503, "all sessions are in use", headers={"Retry-After": str(RETRY_S)}) from None
         except (KeyError, TypeError, ValueError) as error:
@@ -63,7 +63,7 @@ def make_app(
 
     @app.post("/session/end")
     async def end(body: dict[str, Any]) -> dict[str, Any]:
-        return {"ended": sessions.close(body["trace_id"])}
+        return {"ended": sessions.close(trace_of(body))}
 
     @app.post("/tools/{name}")
     def call_tool(name: str, call: dict[str, Any]) -> dict[str, Any]:

@@ -512,6 +512,9 @@ def test_a_full_server_asks_to_wait_and_wrong_calls_tell_the_model_why() -> None
         assert client.post(path, json={**body, "arguments": arguments}).status_code == 422
     assert client.post("/tools/shell", json=body).status_code == 404
     assert client.post("/nothing", json=body).status_code == 404
+    nameless = {key: value for key, value in body.items() if key != "trace_id"}
+    for at in ("/session/start", "/session/end", path, "/passed"):
+        assert client.post(at, json=nameless).json() == {"detail": "the body needs a trace_id"}
 
 
 def test_a_session_that_nobody_uses_for_an_hour_makes_room() -> None:
