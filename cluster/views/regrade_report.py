@@ -1,10 +1,11 @@
-"""Summarises a grader's outcomes on many rollouts and prints the summary."""
+"""Summarises a grader's outcomes on many rollouts and prints the summary, or each outcome as JSON."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from statistics import fmean
 
@@ -87,6 +88,17 @@ def summary_of(runs: Sequence[Sequence[Grade | RftError]], pass_threshold: float
         judge_tokens=total_tokens(grades),
         noise=_noise(runs) if len(runs) > 1 else None,
     )
+
+
+def json_lines(cases: Sequence[Case], runs: Sequence[Sequence[Grade | RftError]]) -> Iterator[str]:
+    """For each grade of `runs[run][rollout]` a JSON object, rollout by rollout; of `grade` and `error` one is null."""
+    for case, outcomes in zip(cases, zip(*runs, strict=True), strict=True):
+        about = {"where": case.where, "row_id": case.row_id, "trace_id": case.trace_id, "recorded": case.recorded}
+        for number, outcome in enumerate(outcomes, start=1):
+            failed = isinstance(outcome, RftError)
+            error = {"kind": error_name(outcome), "message": outcome.message} if failed else None
+            grade = None if failed else asdict(outcome)
+            yield json.dumps({**about, "run": number, "grade": grade, "error": error}, ensure_ascii=False)
 
 
 def changes_of(cases: Sequence[Case], runs: Sequence[Sequence[Grade | RftError]]) -> list[tuple[Case, float, float]]:

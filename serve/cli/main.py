@@ -295,6 +295,9 @@ def grade_command(
     ],
     name: Annotated[str | None, typer.Option(help="for a run folder: step-000001, test-before, ...")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="number of runs; from two on, their differences are shown")] = 1,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="each grade with its row and reason instead, one JSON object a line")
+    ] = False,
     config: ConfigFile = None,
 ) -> None:
     """Run a grader over recorded rollouts: its grades and errors, which grades changed, and, if repeated, its noise."""
@@ -302,7 +305,7 @@ def grade_command(
     from rich.progress import Progress
 
     from cluster.views.regrade import grade_file
-    from cluster.views.regrade_report import changes_of, print_changes, print_summary, summary_of
+    from cluster.views.regrade_report import changes_of, json_lines, print_changes, print_summary, summary_of
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("grading", total=None)
@@ -317,9 +320,13 @@ def grade_command(
             )
         )
     summary = summary_of(runs, reinforcement.grader.pass_threshold)
-    recorded = [case.recorded for case in cases if case.recorded is not None]
-    print_summary(summary, recorded, Console())
-    print_changes(changes_of(cases, runs), len(recorded), Console())
+    if as_json:
+        for line in json_lines(cases, runs):
+            typer.echo(line)
+    else:
+        recorded = [case.recorded for case in cases if case.recorded is not None]
+        print_summary(summary, recorded, Console())
+        print_changes(changes_of(cases, runs), len(recorded), Console())
     if not summary.num_graded:
         raise RftError("the grader failed on every rollout")
 

@@ -291,6 +291,20 @@ def test_the_command_prints_the_grades(write):
     assert "4 grades of 2 rollouts x 2 runs" in result.output and "0.0% of 2 pairs differ" in result.output
 
 
+def test_each_grade_is_a_line_of_json_with_its_row_or_why_there_is_none(write):
+    lines = [*rows("Paris", "Rome"), {"sample": "Paris"}]
+    lines[1] |= {"trace_id": "trace_rome", "grade": 1}
+    path, grader = write("s.jsonl", lines), write("g.json", EXACT)
+    result = CliRunner().invoke(app, ["grade", str(path), "--grader", str(grader), "--repeat", "2", "--json"])
+    assert result.exit_code == 0
+    first, again, rome, _, failed, _ = map(json.loads, result.stdout.splitlines())
+    assert (first["where"], first["run"], again["run"], first["grade"]["value"]) == (f"{path}:1", 1, 2, 1.0)
+    assert first["grade"] | {"latency_s": 0} == again["grade"] | {"latency_s": 0}
+    assert (rome["trace_id"], rome["recorded"], rome["grade"]["value"], rome["error"]) == ("trace_rome", 1, 0.0, None)
+    assert (failed["where"], failed["grade"], failed["error"]["kind"]) == (f"{path}:3", None, "invalid_variable_error")
+    assert "reference_answer" in failed["error"]["message"]
+
+
 def test_the_command_fails_without_any_grade_and_on_invalid_input(write):
     grader = write("g.json", EXACT)
     failed = CliRunner().invoke(app, ["grade", str(write("s.jsonl", [{"sample": "x"}])), "--grader", str(grader)])
