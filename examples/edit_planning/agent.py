@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from subprocess import CalledProcessError
@@ -50,12 +51,12 @@ def plan(client: OpenAI, model: str, repository: Path, message: str) -> str:
     return answer
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.edit_planning.agent")
     parser.add_argument("repository", type=Path)
     parser.add_argument("message", help="what the change is, as a commit's message would say it")
     parser.add_argument("--model", default=MODEL, help="the model's name at the server")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
         plan(OpenAI(), options.model, options.repository, options.message)
     except CalledProcessError as error:

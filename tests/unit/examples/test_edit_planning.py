@@ -21,7 +21,7 @@ from openai.types.chat import ChatCompletionMessage
 
 from examples.common.sessions import Full, Gone
 from examples.edit_planning import commands, make_data, plans
-from examples.edit_planning.agent import plan
+from examples.edit_planning.agent import main, plan
 from examples.edit_planning.commands import NOTHING, Refused, argv_of
 from examples.edit_planning.history import NAMES, NOUNS, README, changes, write_repository
 from examples.edit_planning.machines import Machines
@@ -785,6 +785,15 @@ def test_the_agent_looks_into_a_checkout_of_head_and_leaves_the_repository_alone
     assert results[1].startswith("Error: give one of these commands")
     assert results[2] == results[3] == results[4] == "Error: there is no such call. The tools are: shell, read_file."
     assert "drill.py" in capsys.readouterr().out
+
+
+def test_what_stops_the_agent_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(SystemExit, match=r"the server of OPENAI_BASE_URL: .*OPENAI_API_KEY"):
+        main([str(tmp_path), "Fix the drill"])
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-rft-x")
+    with pytest.raises(SystemExit, match=r"git cannot read .*: fatal: not a git repository"):
+        main([str(tmp_path), "Fix the drill"])
 
 
 # The jobs
