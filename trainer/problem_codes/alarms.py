@@ -27,6 +27,6 @@ ALARM_RULES: dict[AlarmRule, ProblemCode] = {
         "which is one that was high where the grade was low in the first steps, it is the rise that counts. The "
         "policy may learn what its grader rewards and not what it is for.",
         "Read the rollouts of the event, which have the best rewards. If they are not what you want, repair the grader "
-        "or add a guard, and go on from a checkpoint before the metric fell.",
+        "or add a guard, and resume from a checkpoint before the metric fell.",
     ),
 }
