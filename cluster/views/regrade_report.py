@@ -95,10 +95,9 @@ def json_lines(cases: Sequence[Case], runs: Sequence[Sequence[Grade | RftError]]
     for case, outcomes in zip(cases, zip(*runs, strict=True), strict=True):
         about = {"where": case.where, "row_id": case.row_id, "trace_id": case.trace_id, "recorded": case.recorded}
         for number, outcome in enumerate(outcomes, start=1):
-            failed = isinstance(outcome, RftError)
-            error = {"kind": error_name(outcome), "message": outcome.message} if failed else None
-            grade = None if failed else asdict(outcome)
-            yield json.dumps({**about, "run": number, "grade": grade, "error": error}, ensure_ascii=False)
+            grade = asdict(outcome) if isinstance(outcome, Grade) else None
+            error = {"kind": error_name(outcome), "message": outcome.message} if isinstance(outcome, RftError) else None
+            yield json.dumps({**about, "run": number, "grade": grade, "error": error})
 
 
 def changes_of(cases: Sequence[Case], runs: Sequence[Sequence[Grade | RftError]]) -> list[tuple[Case, float, float]]:

@@ -89,7 +89,7 @@ class Alarms:
 
     def _is_cost(self, name: str) -> bool:
         """Whether the rollouts of the first steps had lower grades the higher this part of them was."""
-        pairs = self._parts.get(name, [])  # none of the held-out grade
+        pairs = self._parts.get(name, [])  # the held-out grade has none
         try:
             found = correlation([grade for grade, _ in pairs], [score for _, score in pairs])
         except StatisticsError:  # fewer than two rollouts, or all the same

@@ -293,12 +293,14 @@ def test_the_command_prints_the_grades(write):
 
 def test_each_grade_is_a_line_of_json_with_its_row_or_why_there_is_none(write):
     lines = [*rows("Paris", "Rome"), {"sample": "Paris"}]
+    lines[0] |= {"trace_id": "half a character: \ud800"}
     lines[1] |= {"trace_id": "trace_rome", "grade": 1}
     path, grader = write("s.jsonl", lines), write("g.json", EXACT)
     result = CliRunner().invoke(app, ["grade", str(path), "--grader", str(grader), "--repeat", "2", "--json"])
     assert result.exit_code == 0
     first, again, rome, _, failed, _ = map(json.loads, result.stdout.splitlines())
     assert (first["where"], first["run"], again["run"], first["grade"]["value"]) == (f"{path}:1", 1, 2, 1.0)
+    assert first["trace_id"] == "half a character: \ud800"
     assert first["grade"] | {"latency_s": 0} == again["grade"] | {"latency_s": 0}
     assert (rome["trace_id"], rome["recorded"], rome["grade"]["value"], rome["error"]) == ("trace_rome", 1, 0.0, None)
     assert (failed["where"], failed["grade"], failed["error"]["kind"]) == (f"{path}:3", None, "invalid_variable_error")
