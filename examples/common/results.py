@@ -20,7 +20,7 @@ BUILD: Final = EXAMPLES.parent / "build"
 Z: Final = 1.959964
 CASES: Final[Mapping[str, Mapping[str, str]]] = {
     "edit_planning": {"ROWS": "many", "EPOCHS": "1"},
-    "filings": {"RUBRIC": "rubric"},
+    "filings": {"RUBRIC": "rubric", "WARM_START": "warm_start"},
     "finqa": {},
     "icd10": {},
     "kernels": {},
