@@ -10,6 +10,7 @@ from typing import Any
 
 from cluster.records.run_folder import RunFolder
 from trainer.errors import UserError
+from trainer.events import AlarmRaised
 from trainer.loop.checkpoint import best_checkpoint
 
 WORST = 3
@@ -20,8 +21,15 @@ FILES = ("test_file", "validation_file", "training_file")
 def next_steps(run: RunFolder, given: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(label, text), where a text is a command of a shell except for that of the checkpoint.
 
+    Alarms come first, the first of each rule: the model may have fooled its grader.
     `given` is the job on the command line, its file and options; if it is empty, evaluations cannot be proposed.
     """
+    shown = set[str]()
+    for event in run.events():
+        if isinstance(alarm := event.event, AlarmRaised) and alarm.rule not in shown:
+            shown.add(alarm.rule)
+            look = [_command("agent-rft", "traces", run.path, "--trace", trace) for trace in alarm.traces[:1]]
+            yield f"alarm {alarm.rule}", " && ".join([_command("agent-rft", "explain", alarm.rule), *look])
     try:
         best = best_checkpoint(run.checkpoints)
     except UserError:  # damaged, which is told where it is used

@@ -24,13 +24,14 @@ from cluster.views.report.charts import figures, quality
 from cluster.views.report.rows import rows_of
 from cluster.views.traces import SHOWN_CHARS, call_note, cut, facts, own_keys, said, turn_note
 from trainer.errors import UserError
-from trainer.events import EarlyStopped, FewerCalls, NothingLeftToLearn
+from trainer.events import AlarmRaised, EarlyStopped, FewerCalls, NothingLeftToLearn
+from trainer.problem_codes.alarms import ALARM_RULES
 from trainer.run_events import RunEvent
 from trainer.types import Evaluation, Group
 
 Graded = tuple[str, Sequence[Group]]
 """The name and the groups of a rollout file."""
-HEADLINES = ("grade", "tool_calls", "completion_tokens", "busy_s")
+HEADLINES = ("grade", "held_out", "tool_calls", "completion_tokens", "busy_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,9 @@ def write_report(run: RunFolder | Path) -> Path:
     )
     rows = None if compared is None else rows_of(compared.graded_before, compared.graded_after)
     left_out = [f"Left out: {problem}." for problem in compared.left_out] if compared else []
+    alarms = [event for event in events if isinstance(event.event, AlarmRaised)]
+    rules = {event.event.rule for event in alarms if isinstance(event.event, AlarmRaised)}
+    warnings = [event for event in events if event.level != "info" and not (event.event and event.event.quiet)]
     spec = job.get("job", {})
     functions = {"said": said, "cut": _shown, "facts": facts, "call_note": call_note}
     functions |= {"own_keys": own_keys, "turn_note": turn_note, "clock": _clock}
@@ -95,7 +99,9 @@ def write_report(run: RunFolder | Path) -> Path:
         sections=[(heading, made) for heading, made in sections if made],
         charts=[figure for _, made in sections for figure in made],
         rows=rows,
-        warnings=[event for event in events if event.level != "info" and not (event.event and event.event.quiet)],
+        alarms=alarms,
+        remedies=[ALARM_RULES[rule].remedy for rule in sorted(rules)],
+        warnings=[event for event in warnings if event not in alarms],
         job=json.dumps(job, indent=2) if job else "",
     )
     temporary = run.report.with_suffix(".tmp")

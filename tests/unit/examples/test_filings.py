@@ -63,7 +63,8 @@ def test_writing_the_data_reproduces_the_committed_files(tmp_path: Path) -> None
 
 def test_training_and_test_share_no_company() -> None:
     trained = {row["company"] for row in rows_of("train")}
-    shown = {row["messages"][2]["tool_calls"][0]["function"]["arguments"] for row in [*rows_of("warm_start"), *rows_of("hurried")]}
+    conversations = [*rows_of("warm_start"), *rows_of("hurried")]
+    shown = {row["messages"][2]["tool_calls"][0]["function"]["arguments"] for row in conversations}
     trained |= {json.loads(arguments)["query"] for arguments in shown}
     tested = {row["company"] for row in rows_of("test")}
     assert len(trained) == 90 and len(tested) == 40

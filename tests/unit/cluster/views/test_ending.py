@@ -11,7 +11,9 @@ import yaml
 from cluster.records.run_folder import RunFolder
 from cluster.views.ending import next_steps
 from tests.docs.test_blocks import commands, parse
+from tests.support.events import run_event
 from tests.support.synthetic import Synthetic
+from trainer.events import AlarmRaised
 from trainer.loop.checkpoint import Checkpoints, LoopState
 
 
@@ -46,6 +48,23 @@ def test_the_best_checkpoint_is_named_with_commands_that_parse(tmp_path: Path, s
     ]
     assert shlex.split(found["worst rows"])[2:] == [str(run.path), "--name", "test-after", "--worst", "3"]
     assert yaml.safe_load(shlex.split(found["serve it"])[1]) == {"aliases": {"tuned": str(best.resolve())}}
+
+
+def test_the_first_alarm_of_each_rule_comes_before_the_checkpoint(tmp_path: Path, synthetic: Synthetic) -> None:
+    synthetic.run(tmp_path)
+    run = RunFolder(tmp_path)
+    for step, rule, traces in ((3, "drift", ()), (5, "diverged", ("trace_1", "trace_2")), (6, "diverged", ())):
+        alarm = AlarmRaised(step=step, rule=rule, metric="held_out_grade_mean", before=0.5, now=0.1, traces=traces)
+        run.event(run_event(alarm))
+    run.close()
+    save(run, 12, 0.6)
+    found = dict(next_steps(run, []))
+    assert list(found)[:3] == ["alarm drift", "alarm diverged", "best checkpoint"]
+    assert found["alarm drift"] == "agent-rft explain drift"
+    explained, shown = commands(found["alarm diverged"])
+    parse(explained)
+    parse(shown)
+    assert shown[-3:] == [str(run.path), "--trace", "trace_1"]
 
 
 def test_without_validation_the_last_checkpoint_is_the_best(tmp_path: Path, synthetic: Synthetic) -> None:

@@ -12,7 +12,7 @@ from cluster.views.report.rows import MAX_CHARS, SHOWN_ROWS, SHOWN_TRIES, rows_o
 from serve.cli.main import app
 from tests.support.builders import group, group_request, rollout
 from tests.support.events import run_event, stream_of
-from trainer.events import JobEnded, Notice, StepDone
+from trainer.events import AlarmRaised, JobEnded, Notice, StepDone
 from trainer.types import Grade, Group, Turn
 
 
@@ -65,6 +65,27 @@ def test_a_whole_run_has_headlines_curves_and_rows(tmp_path, synthetic):
     assert page.text.count("what was net income of company") == 8 + 2 * 4  # the rows, and the lists of worst and best
     assert page.text.count("reference_answer") == 8 and "calls in parallel" in page.text
     assert "trace_" in page.text and "vorzen/2013/income" in page.text and "I look at" in page.text
+
+
+def test_alarms_come_before_the_figures_with_their_remedy_and_the_held_out_grade_is_a_headline(tmp_path, synthetic):
+    run = synthetic.run(tmp_path)
+    assert "may be fooled" not in Page(write_report(run)).text
+    run = RunFolder(tmp_path)
+    alarm = AlarmRaised(rule="diverged", metric="held_out_grade_mean", before=0.4, now=0.0, traces=("trace_<b>",))
+    run.event(run_event(alarm))
+    held_out = [
+        replace(group, rollouts=tuple(replace(r, grade=replace(r.grade, held_out=0.25)) for r in group.rollouts))
+        for group in synthetic.groups(4, 1, "test", 0, 0.5)
+    ]
+    synthetic.evaluate(stream_of(run, group_sinks=[run]), "test-after", held_out, 12)
+    run.event(run_event(StepDone(step=13, total_steps=13, metrics={"step": 13.0, "held_out_grade_mean": 0.25})))
+    run.close()
+    page = Page(write_report(run))
+    first, _, figures = page.text.partition("Test file")
+    assert "The grader may be fooled." in first and "repair the grader or add a guard" in first
+    assert page.text.count("held_out_grade_mean fell from 0.40 to 0.00") == 1 and "trace_<b>" in first
+    assert "Held-out grade – → 0.250" in figures.partition("before after")[0]
+    assert "held-out grade" in {curve["name"] for curve in page.charts["Grade and reward"]["data"]}
 
 
 def test_a_report_needs_no_network(tmp_path, synthetic):
