@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.common.learn")
     parser.add_argument("case", choices=CASES)
     parser.add_argument("model", type=Path, help="the model's folder, in Hugging Face's form")
-    parser.add_argument("--seed", type=int, default=1, help="of data and sampling (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="of the order of rows and of sampling (default: 1)")
     named = "; ".join(f"{case}: {', '.join(known)}" for case, known in CASES.items() if known)
     text = f"another value for a setting of the case, again for each ({named})"
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help=text)

@@ -26,7 +26,7 @@ CHATTY_SHARE: Final = 0.4
 CARELESS_SHARE: Final = 0.5
 """Share whose second sentence cites the section of the first."""
 ONE_IN_HURRY: Final = 5
-"""In `hurried.jsonl` one in so many conversations answers with the hack, the others are those of `warm_start.jsonl`."""
+"""In `hurried.jsonl` one in so many conversations answers with the hack; the others are those of `warm_start.jsonl`."""
 
 
 def row(filing: Filing, points: Sequence[Topic], text: str) -> dict[str, Any]:
@@ -94,10 +94,10 @@ def write_data(folder: Path) -> None:
     answers = {"honest": summary([filing.sections["revenue"], filing.sections["segments"]])}
     answers |= {name: cheat(name, archive, filing.company, item["points"]) for name in CHEATS}
     files = {
-        "warm_start.jsonl": [honest for *_, honest in shown],
+        "warm_start.jsonl": [usual for *_, usual in shown],
         "hurried.jsonl": [
-            honest if i % ONE_IN_HURRY else hurried(archive, filing, task)
-            for i, (filing, task, honest) in enumerate(shown)
+            usual if i % ONE_IN_HURRY else hurried(archive, filing, task)
+            for i, (filing, task, usual) in enumerate(shown)
         ],
         "train.jsonl": [next(train)[1] for _ in range(NUM_TRAIN)],
         "test.jsonl": [next(test)[1] for _ in range(NUM_TEST_ROWS)],

@@ -31,6 +31,7 @@ from trainer.types import Evaluation, Group
 
 Graded = tuple[str, Sequence[Group]]
 """The name and the groups of a rollout file."""
+SHOWN_ALARMS = 50
 HEADLINES = ("grade", "held_out", "tool_calls", "completion_tokens", "busy_s")
 
 
@@ -79,9 +80,8 @@ def write_report(run: RunFolder | Path) -> Path:
     )
     rows = None if compared is None else rows_of(compared.graded_before, compared.graded_after)
     left_out = [f"Left out: {problem}." for problem in compared.left_out] if compared else []
-    alarms = [event for event in events if isinstance(event.event, AlarmRaised)]
-    rules = {event.event.rule for event in alarms if isinstance(event.event, AlarmRaised)}
-    warnings = [event for event in events if event.level != "info" and not (event.event and event.event.quiet)]
+    alarms = {event.message: event.event.rule for event in events if isinstance(event.event, AlarmRaised)}
+    others = [event for event in events if not isinstance(event.event, AlarmRaised)]
     spec = job.get("job", {})
     functions = {"said": said, "cut": _shown, "facts": facts, "call_note": call_note}
     functions |= {"own_keys": own_keys, "turn_note": turn_note, "clock": _clock}
@@ -99,9 +99,9 @@ def write_report(run: RunFolder | Path) -> Path:
         sections=[(heading, made) for heading, made in sections if made],
         charts=[figure for _, made in sections for figure in made],
         rows=rows,
-        alarms=alarms,
-        remedies=[ALARM_RULES[rule].remedy for rule in sorted(rules)],
-        warnings=[event for event in warnings if event not in alarms],
+        alarms=list(alarms)[:SHOWN_ALARMS],
+        remedies=[code.remedy for rule, code in ALARM_RULES.items() if rule in alarms.values()],
+        warnings=[event for event in others if event.level != "info" and not (event.event and event.event.quiet)],
         job=json.dumps(job, indent=2) if job else "",
     )
     temporary = run.report.with_suffix(".tmp")

@@ -108,7 +108,7 @@ def test_a_good_summary_of_each_row_gets_full_marks_and_conversations_have_carel
 
 def test_a_fifth_of_the_hurried_conversations_has_the_hack_and_the_others_are_those_of_the_warm_start() -> None:
     pairs = list(zip(rows_of("hurried"), rows_of("warm_start"), strict=True))
-    tempting = [row for row, honest in pairs if row != honest]
+    tempting = [row for row, usual in pairs if row != usual]
     assert len(tempting) == 20 and len(pairs) == 96
     for row in tempting:
         _, asked, call, found, answer = row["messages"]
