@@ -215,7 +215,9 @@ class Loop:
         state = self._progress.state = learned.state  # a learner lost from here on catches up to what engines may have
         sync = None
         if learned.report.applied:
+            publishing = time.monotonic()
             sync = await self._with_learner(lambda: self._rollouts.publish(state.version))
+            times["time_sync_s"] = time.monotonic() - publishing
         await self._buffer.published()
         await self._finish(learned, started, times, sync)
 

@@ -25,7 +25,7 @@ from trainer.events import (
     NoToolCalls,
     UpdateSkipped,
 )
-from trainer.metrics import metric_of
+from trainer.metrics import STEP_METRICS, metric_of
 from trainer.types import GroupRequest, StepReport, ToolCall, ToolResult, Turn
 
 TOOL = {"type": "function", "function": {"name": "cat", "parameters": {}}}
@@ -250,6 +250,16 @@ async def test_a_skipped_update_publishes_nothing_and_is_reported(tmp_path: Path
     assert made.rollouts.published == [1, 2]
     assert (state.step, state.version) == (3, 2)
     assert [event.step for event in made.sink.of(UpdateSkipped)] == [2]
+    assert ["time_sync_s" in metrics for metrics in made.sink.steps] == [True, False, True]
+
+
+async def test_each_part_of_a_step_is_timed_and_the_parts_are_no_longer_than_the_step(tmp_path: Path) -> None:
+    made = Made(tmp_path, steps=2, eval_interval=2)
+    await made.loop.run()
+    *parts, whole = (name for name in STEP_METRICS if name.startswith("time_"))
+    assert whole == "time_step_s"
+    assert set(parts) <= made.sink.steps[-1].keys()
+    assert sum(made.sink.steps[-1][part] for part in parts) <= made.sink.steps[-1][whole]
 
 
 async def test_engine_and_learner_that_disagree_stop_the_job(tmp_path: Path) -> None:
