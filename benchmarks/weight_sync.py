@@ -31,8 +31,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from actors.engine.plugin import TRANSPORT
 from actors.engine.vllm_engine import EngineConfig
+from actors.rollout.canary import CANARY_LIMITS
 from actors.rollout.episode import EpisodeSpec
-from actors.rollout.fleet import CANARY_LIMITS
 from actors.rollout.worker import WorkerConfig
 from actors.runtime.ports import free_port
 from actors.weights.adapter import AdapterConfig

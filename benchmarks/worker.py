@@ -18,8 +18,9 @@ import yaml
 
 from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.grading.pool import GraderPoolActor
+from actors.rollout.canary import CANARY_LIMITS
 from actors.rollout.episode import EpisodeSpec
-from actors.rollout.fleet import CANARY_LIMITS, Fleet
+from actors.rollout.fleet import Fleet
 from actors.rollout.worker import RolloutWorker, WorkerConfig
 from actors.runtime.exporter import MetricsAddress
 from actors.tools.actor import start_dispatchers

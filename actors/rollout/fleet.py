@@ -7,7 +7,6 @@ differ from the learner's after an update, is fenced and replaced by one with th
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from actors.endpoints.stats import endpoint_metrics
 from actors.rollout.board import Board
+from actors.rollout.canary import Canary, Logprobs
 from actors.rollout.episode import RolloutRequest
 from actors.rollout.groups import Groups
 from actors.rollout.holdback import Holdback
@@ -36,23 +36,15 @@ from trainer.protocols import Emit
 from trainer.spec.job import RolloutLimits
 from trainer.types import Discarded, Group, GroupRequest, Rollout, SyncReport
 
-CANARY_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
-"""The mean absolute log-probability difference, in nats, above which an engine is fenced. Equal weights give about 1e-6
-in float32 and 0.02 in bfloat16; one stale tensor after one small update gave 3e-3, which only checksums see there."""
 REPLACEMENTS_ALLOWED = 3
 START_TIMEOUT_S = 900.0
 TURN_TIMEOUT_S = 300.0
 """Moving the weights of an engine between GPU and host takes seconds."""
-CANARY_TOKENS = 512
-CANARY_TIMEOUT_S = 120.0
-"""In a busy engine, a prompt of CANARY_TOKENS is queued, and then takes seconds."""
 ROLLOUT_GRACE_S = 60.0
 """Lets a rollout's own deadline expire first, since its error says more."""
 
 
 EndpointSource = Callable[[], Awaitable[dict[str, dict[str, Any]]]]
-Canary = Callable[[NDArray[np.int32]], Awaitable[NDArray[np.float32]]]
-"""The learner's log-probabilities at temperature 1 of a token sequence: [T] -> [T-1]."""
 
 
 async def _has_room(index: int) -> None:
@@ -107,9 +99,8 @@ class Fleet:
         self._spawn = spawn
         self._placed = placed
         self._kill = kill
-        self._canary_limit = canary_limit
+        self._canary = Canary(canary_limit)
         self._sync: WeightSync | None = None
-        self._canary: Canary | None = None
         self._turns: Turns | None = None
         self._asleep = False
         self._emit = emit
@@ -122,7 +113,6 @@ class Fleet:
         self._collecting = asyncio.Lock()
         self._refilling: set[asyncio.Task[None]] = set()
         self._replacements = 0
-        self._canary_tokens: NDArray[np.int32] | None = None
         self._failure: Exception | None = None
 
     async def start(self, at_start: Container[int] | None = None) -> None:
@@ -139,9 +129,10 @@ class Fleet:
                 self._in_background(self._refill(seat, "it joins"))
         await asyncio.gather(*(self._fill_in_turn(s) for s in self._seats if at_start is None or s.index in at_start))
 
-    def connect(self, sync: WeightSync, canary: Canary) -> None:
+    def connect(self, sync: WeightSync, learner_logprobs: Logprobs) -> None:
         """Set where `publish` gets weights and what it compares engines with; only needed for `publish`."""
-        self._sync, self._canary = sync, canary
+        self._sync = sync
+        self._canary.connect(learner_logprobs)
 
     def share(self, turns: Turns) -> None:
         """From now on `publish` gives the learner its turn, and takes the engines'."""
@@ -216,7 +207,7 @@ class Fleet:
             await self._turns.to_learner()
         async with self._collecting:
             published = await self._sync.collect(version)
-        wanted = await self._wanted_of_canary()
+        expected = await self._canary.learner_logprobs()
         if self._turns is not None:
             await self._turns.to_engines()
         async with self._changed:
@@ -226,9 +217,9 @@ class Fleet:
         if (untaken := self._sync.untaken) and not known:
             self._emit(WeightsNotCompared(tensors=untaken[:3], num_tensors=len(untaken)))
         fenced = {s: o.message for s, o in zip(seats, outcomes, strict=True) if isinstance(o, EngineFailed)}
-        gaps = await self._canary_gaps([seat for seat in seats if seat not in fenced], wanted)
+        gaps = await self._canary_gaps([seat for seat in seats if seat not in fenced], expected)
         differs = f"it differs from the learner after version {version}"
-        fenced |= {seat: differs for seat, gap in gaps if not gap < self._canary_limit}
+        fenced |= {seat: differs for seat, gap in gaps if not self._canary.accepts(gap)}
         for seat, why in fenced.items():
             await self._replace(seat, seat.worker, why)
         pauses = [outcome for outcome in outcomes if not isinstance(outcome, EngineFailed)]
@@ -297,8 +288,7 @@ class Fleet:
             if seat.worker is worker:
                 seat.in_flight -= 1
         if isinstance(outcome, Rollout):
-            if self._canary_tokens is None:
-                self._canary_tokens = outcome.segments[0].token_ids[:CANARY_TOKENS]
+            self._canary.observe(outcome)
         elif outcome.reason == EngineFailed.reason:
             await self._replace(seat, worker, outcome.message)
         return outcome
@@ -415,26 +405,11 @@ class Fleet:
             pass  # killed below either way
         self._kill(worker)
 
-    async def _wanted_of_canary(self) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
-        """The tokens with which engines are compared, and the learner's log-probabilities of them; None: none yet."""
-        if self._canary_tokens is None or self._canary is None:
-            return None
-        return self._canary_tokens, await self._canary(self._canary_tokens)
-
     async def _canary_gaps(
-        self, seats: Sequence[_Seat], learners: tuple[NDArray[np.int32], NDArray[np.float32]] | None
+        self, seats: Sequence[_Seat], expected: NDArray[np.float32] | None
     ) -> list[tuple[_Seat, float]]:
-        """Each engine's mean absolute log-probability difference from the learner; infinite if the engine failed."""
-        if learners is None:
+        """Each engine's gap to the learner's log-probabilities; no gaps without `expected`."""
+        if expected is None:
             return []
-        tokens, wanted = learners
-
-        async def gap(seat: _Seat) -> float:
-            try:
-                ref = seat.worker.canary.remote(tokens.tolist())
-                got = await ask(ref, seat.name, EngineFailed, CANARY_TIMEOUT_S)
-            except EngineFailed:
-                return math.inf
-            return float(np.abs(np.asarray(got) - wanted).mean())
-
-        return list(zip(seats, await asyncio.gather(*map(gap, seats)), strict=True))
+        gaps = await asyncio.gather(*(self._canary.gap(seat.worker, seat.name, expected) for seat in seats))
+        return list(zip(seats, gaps, strict=True))

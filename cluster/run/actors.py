@@ -14,7 +14,8 @@ import ray
 from actors.endpoints.signing import signer_of
 from actors.grading.pool import GraderPoolActor, GraderPoolClient, watched_graders
 from actors.learner.group import LearnerGroup
-from actors.rollout.fleet import CANARY_LIMITS, Fleet
+from actors.rollout.canary import CANARY_LIMITS
+from actors.rollout.fleet import Fleet
 from actors.rollout.worker import RolloutWorker
 from actors.runtime.calls import flush_actors
 from actors.runtime.turns import Turns

@@ -15,8 +15,9 @@ from actors.engine.vllm_engine import EngineConfig
 from actors.grading.pool import GraderPoolActor
 from actors.learner.group import LearnerGroup
 from actors.learner.rank import LearnerConfig
+from actors.rollout.canary import CANARY_LIMITS
 from actors.rollout.episode import EpisodeSpec
-from actors.rollout.fleet import CANARY_LIMITS, Fleet
+from actors.rollout.fleet import Fleet
 from actors.rollout.worker import RolloutWorker, WorkerConfig
 from actors.tools.actor import start_dispatchers
 from actors.weights.sync import WeightSync

@@ -22,7 +22,7 @@ from actors.engine.chat.parsing import parser_of
 from actors.engine.grammar.structure import thought_structure, turn_structure
 from actors.engine.sizes import MIN_BATCHED_TOKENS
 from actors.engine.vllm_engine import SHM, Completion, Engine, EngineConfig
-from actors.rollout.fleet import CANARY_LIMITS
+from actors.rollout.canary import CANARY_LIMITS
 from actors.weights.checksum import checksum
 from actors.weights.layout import Layout, Loaded
 from actors.weights.shared_memory import PREFIX

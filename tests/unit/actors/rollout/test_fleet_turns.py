@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -11,75 +10,12 @@ from numpy.typing import NDArray
 
 from actors.rollout.fleet import Fleet
 from actors.runtime.turns import Turns
-from actors.weights.layout import Layout, Loaded
+from actors.weights.layout import Layout
 from actors.weights.sync import WeightSync
+from tests.support.fake_workers import BUCKET, CHECKSUM, FakeWorker
 from tests.support.fakes_http import until
-from trainer.errors import EngineFailed, RftError
 from trainer.events import EngineReplaced, Event
 from trainer.spec.job import RolloutLimits
-
-
-class Method:
-    """A method of an actor, as the fleet calls it; expected errors are returned as values."""
-
-    def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
-        self._call = call
-
-    def options(self, **options: Any) -> Method:
-        return self
-
-    def remote(self, *arguments: Any) -> asyncio.Future[Any]:
-        async def outcome() -> Any:
-            try:
-                return await self._call(*arguments)
-            except RftError as error:
-                return error
-
-        return asyncio.ensure_future(outcome())
-
-
-class Worker:
-    """An engine's actor that only knows whether it sleeps; what it may not do asleep fails the test."""
-
-    def __init__(self) -> None:
-        self.asleep = False
-        self.cannot_sleep = False
-        self.may_start = asyncio.Event()
-        self.version = 0
-        names = ("start", "init_transport", "address", "sleep", "wake", "stage", "swap", "shutdown")
-        for name in names:
-            setattr(self, name, Method(getattr(self, f"_{name}")))
-
-    async def _start(self) -> None:
-        await self.may_start.wait()
-
-    async def _init_transport(self, info: dict[str, Any]) -> None:
-        pass
-
-    async def _address(self) -> None:
-        return None
-
-    async def _sleep(self) -> None:
-        if self.cannot_sleep:
-            raise EngineFailed("its process ended")
-        self.asleep = True
-
-    async def _wake(self) -> None:
-        self.asleep = False
-
-    async def _stage(self, data: NDArray[np.uint8], layout: Layout) -> None:
-        pass
-
-    async def _swap(self, version: int) -> Loaded:
-        assert not self.asleep
-        self.version = version
-        return Loaded(0.1, (CHECKSUM,))
-
-    async def _shutdown(self) -> None:
-        pass
-
-
-BUCKET, CHECKSUM = np.arange(8, dtype=np.uint8), 28
 
 
 class Job:
@@ -87,7 +23,7 @@ class Job:
 
     def __init__(self) -> None:
         self.incarnation = 1
-        self.workers: list[Worker] = []
+        self.workers: list[FakeWorker] = []
         self.killed: list[Any] = []
         self.events: list[Event] = []
         self.learner_awake = True
@@ -106,9 +42,9 @@ class Job:
         await starting
         return self
 
-    def _spawn(self, index: int) -> Worker:
+    def _spawn(self, index: int) -> FakeWorker:
         assert not self.learner_awake
-        self.workers.append(Worker())
+        self.workers.append(FakeWorker())
         return self.workers[-1]
 
     async def _canary(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:

@@ -1,0 +1,61 @@
+"""The canary: a token sequence on which each engine is compared with the learner after a weight update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.runtime.calls import ask
+from trainer.errors import EngineFailed
+from trainer.types import Rollout
+
+CANARY_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
+"""The mean absolute log-probability difference, in nats, above which an engine is fenced. Equal weights give about 1e-6
+in float32 and 0.02 in bfloat16; one stale tensor after one small update gave 3e-3, which only checksums see there."""
+CANARY_TOKENS = 512
+CANARY_TIMEOUT_S = 120.0
+"""In a busy engine, a prompt of CANARY_TOKENS is queued, and then takes seconds."""
+
+Logprobs = Callable[[NDArray[np.int32]], Awaitable[NDArray[np.float32]]]
+"""The learner's log-probabilities at temperature 1 of a token sequence: [T] -> [T-1]."""
+
+
+class Canary:
+    """Compares engines with the learner; `limit` is the largest accepted gap in nats."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._logprobs: Logprobs | None = None
+        self._token_ids: NDArray[np.int32] | None = None
+
+    def connect(self, logprobs: Logprobs) -> None:
+        """Set the learner to compare with."""
+        self._logprobs = logprobs
+
+    def observe(self, rollout: Rollout) -> None:
+        """Take the token sequence from the first rollout."""
+        if self._token_ids is None:
+            self._token_ids = rollout.segments[0].token_ids[:CANARY_TOKENS]
+
+    async def learner_logprobs(self) -> NDArray[np.float32] | None:
+        """Return the learner's log-probabilities of the sequence, [T-1]; None before the first rollout."""
+        if self._token_ids is None or self._logprobs is None:
+            return None
+        return await self._logprobs(self._token_ids)
+
+    async def gap(self, worker: Any, name: str, expected: NDArray[np.float32]) -> float:
+        """Return an engine's mean absolute difference from `expected` [T-1] in nats; infinite if the engine failed."""
+        assert self._token_ids is not None  # `expected` are its log-probabilities
+        try:
+            found = await ask(worker.canary.remote(self._token_ids.tolist()), name, EngineFailed, CANARY_TIMEOUT_S)
+        except EngineFailed:
+            return math.inf
+        return float(np.abs(np.asarray(found) - expected).mean())
+
+    def accepts(self, gap: float) -> bool:
+        """Whether an engine with this gap may sample; NaN is not accepted."""
+        return gap < self._limit

@@ -1,0 +1,138 @@
+"""Fakes of the Ray actors that a fleet starts: a worker whose engine and rollouts the test controls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.rollout.episode import RolloutRequest
+from actors.runtime.calls import LOST
+from actors.weights.layout import Layout, Loaded
+from tests.support.builders import group_request, rollout
+from trainer.data.rollout_json import outcome_as_json, task_from_json
+from trainer.errors import EngineFailed, RftError
+from trainer.types import Discarded
+
+BUCKET, CHECKSUM = np.arange(8, dtype=np.uint8), 28
+"""The weights of a fake learner, and their checksum."""
+
+
+class Method:
+    """A method of an actor, as its callers see it; expected errors are returned as values."""
+
+    def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
+        self._call = call
+
+    def options(self, **options: Any) -> Method:
+        return self
+
+    def remote(self, *arguments: Any) -> asyncio.Future[Any]:
+        async def outcome() -> Any:
+            try:
+                return await self._call(*arguments)
+            except RftError as error:
+                return error
+
+        return asyncio.ensure_future(outcome())
+
+
+class FakeWorker:
+    """A worker that starts once `may_start` is set, and whose rollouts end when the test ends them.
+
+    A call that must not happen while the engine sleeps fails the test.
+    """
+
+    def __init__(self) -> None:
+        self.asleep = False
+        self.cannot_sleep = False
+        self.cannot_load = False
+        self.may_start = asyncio.Event()
+        self.version = 0
+        self.canary_logprobs: NDArray[np.float32] | None = np.zeros(4, dtype=np.float32)
+        self.requests: list[RolloutRequest] = []
+        self._running: dict[tuple[str, int], asyncio.Future[None]] = {}
+        self._discards: dict[tuple[str, int], str] = {}
+        names = "start init_transport address sleep wake stage swap shutdown canary call pulse stats"
+        for name in names.split():
+            setattr(self, name, Method(getattr(self, f"_{name}")))
+
+    @property
+    def rows(self) -> list[str]:
+        """The rows of the rollouts in flight."""
+        return [row for row, _ in self._running]
+
+    def end(self, row: str, sample: int, discarded: str = "") -> None:
+        """End a rollout with a grade, or without one for the reason `discarded`."""
+        self._discards[row, sample] = discarded
+        self._running[row, sample].set_result(None)
+
+    def end_all(self) -> None:
+        """End all rollouts in flight with a grade."""
+        for row, sample in list(self._running):
+            self.end(row, sample)
+
+    def die(self) -> None:
+        """Lose the process, and with it all rollouts."""
+        for running in self._running.values():
+            running.set_exception(EngineFailed("its process was lost", kind=LOST))
+
+    async def _start(self) -> None:
+        await self.may_start.wait()
+
+    async def _init_transport(self, info: dict[str, Any]) -> None:
+        pass
+
+    async def _address(self) -> None:
+        return None
+
+    async def _pulse(self) -> None:
+        pass
+
+    async def _stats(self) -> dict[str, Any]:
+        return {"version": self.version, "sampled_tokens": 0}
+
+    async def _sleep(self) -> None:
+        if self.cannot_sleep:
+            raise EngineFailed("its process ended")
+        self.asleep = True
+
+    async def _wake(self) -> None:
+        self.asleep = False
+
+    async def _stage(self, data: NDArray[np.uint8], layout: Layout) -> None:
+        pass
+
+    async def _swap(self, version: int) -> Loaded:
+        assert not self.asleep
+        if self.cannot_load:
+            raise EngineFailed("it cannot load weights")
+        self.version = version
+        return Loaded(0.1, (CHECKSUM,))
+
+    async def _canary(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        if self.canary_logprobs is None:
+            raise EngineFailed("it does not answer")
+        assert len(token_ids) == len(self.canary_logprobs) + 1
+        return self.canary_logprobs
+
+    async def _shutdown(self) -> None:
+        pass
+
+    async def _call(self, method: str, arguments: Sequence[Any]) -> dict[str, Any]:
+        """Run a rollout, as `RolloutWorker` does."""
+        task, epoch, sample, attempt, temperature = arguments
+        request = RolloutRequest(task_from_json(task), epoch, sample, attempt, temperature)
+        self.requests.append(request)
+        key = request.task.row_id, sample
+        self._running[key] = asyncio.get_running_loop().create_future()
+        try:
+            await self._running[key]
+        finally:
+            del self._running[key]
+        if reason := self._discards.pop(key):
+            return outcome_as_json(Discarded("", request.task.row_id, sample, reason, "as the test says"))
+        return outcome_as_json(rollout(group_request(task=request.task), sample))
