@@ -33,6 +33,7 @@ from actors.engine.sizes import (
     slot_rank,
 )
 from actors.engine.slots import Slots
+from actors.engine.vllm_internals import create_client, shut_down
 from actors.runtime.fair_slots import FairSlots
 from actors.weights.adapter import AdapterConfig, AdapterFolder, write_adapter
 from actors.weights.layout import Layout, Loaded, num_bytes
@@ -68,6 +69,8 @@ WARM_UP_TOKENS = 8
 LOGS_PER_SLOT = 4
 """Requests whose experts are kept, for each that runs at once; they are taken as soon as a request has ended."""
 LIFE_POLL_S = 0.5
+SHUTDOWN_S = 5.0
+"""Time for vLLM's processes to end before they are killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +144,19 @@ class Engine:
     async def start(self) -> None:
         """Load the model (about 20 s on two cores) and generate a few tokens, so that nothing is compiled later.
 
+        If this raises, the engine is shut down.
+
         Raises:
             EngineFailed: vLLM cannot start.
-        UserError: The model is an adapter of a kind that is not supported.
+            UserError: The model is an adapter of a kind that is not supported.
         """
+        try:
+            await self._start()
+        except BaseException:
+            self.shutdown()
+            raise
+
+    async def _start(self) -> None:
         c = self.config
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -153,7 +165,6 @@ class Engine:
         from vllm.config.reasoning import ReasoningConfig
         from vllm.config.weight_transfer import WeightTransferConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
 
         reasoning = None
         if c.thought_marks is not None:
@@ -198,7 +209,7 @@ class Engine:
                 layers, kv_heads = model.get_total_num_hidden_layers(), model.get_total_num_kv_heads()
                 token = kv_bytes(layers, kv_heads, model.get_head_size(), model.dtype.itemsize)
                 config.cache_config.kv_cache_memory_bytes = cpu_cache_bytes(c.max_num_seqs, c.context_length, token)
-            self._llm = AsyncLLM.from_vllm_config(config, disable_log_stats=not c.log_stats)
+            self._llm = create_client(config, c.log_stats)
             unname_shared_memory()
             await self._llm.update_weight_version("0")
             if self._lora is not None:
@@ -508,9 +519,12 @@ class Engine:
             await self._while_alive(self._llm.is_sleeping())  # any call without side effects
 
     def shutdown(self) -> None:
-        """Stop vLLM's processes and leave nothing in shared memory."""
+        """Stop vLLM's processes, close the connections to them and remove staged buckets from shared memory.
+
+        Call it in the thread of the engine's event loop. A second call does nothing.
+        """
         for line in self._lines.values():
             line.unstage()
         if self._llm is not None:
-            self._llm.shutdown(timeout=5)
+            shut_down(self._llm, SHUTDOWN_S)
             self._llm = None

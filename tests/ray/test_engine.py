@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import json
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import psutil
 import pytest
 import pytest_asyncio
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.engine.chat.chat_engine import ChatEngine
@@ -26,9 +27,11 @@ from actors.rollout.canary import CANARY_LIMITS
 from actors.weights.checksum import checksum
 from actors.weights.layout import Layout, Loaded
 from actors.weights.shared_memory import PREFIX
+from tests.support.adapters import write_adapter_folder
 from tests.support.fakes_http import until
 from tests.support.paths import BASE
 from tests.support.shared_memory import left_behind
+from tests.support.zmq_contexts import open_contexts
 from trainer.chat.families.hermes import HERMES
 from trainer.chat.renderer import Renderer
 from trainer.chat.serving import ServeSettings
@@ -86,12 +89,11 @@ def model(base: Path) -> Any:
 async def served(base: Path) -> AsyncIterator[ChatEngine]:
     config = EngineConfig(str(base), "float32", 1024, max_num_seqs=32, seed=0)
     settings = ServeSettings(context_length=1024, max_completion_tokens=200, max_thinking_tokens=THINKING_TOKENS)
-    served = ChatEngine(config, settings)
+    served, before = ChatEngine(config, settings), open_contexts()
     assert await served.start() is None
     yield served
-    await served.shutdown()
-    vars(served).clear()
-    gc.collect()  # closes what a killed engine left open while such warnings are ignored
+    await served.shutdown()  # after the last test, which kills its core
+    assert open_contexts() == before
     assert not [file for file in psutil.Process().open_files() if file.path.startswith(f"{SHM}/{PREFIX}")]
     assert left_behind() == set()
 
@@ -283,13 +285,33 @@ async def test_requests_in_flight_continue_with_the_new_weights_and_later_ones_u
     assert 0 < pause < 5
 
 
+async def test_a_failed_start_leaves_no_process_and_no_zmq_context(base: Path, tmp_path: Path) -> None:
+    """The error is still referenced, so nothing was closed by the garbage collector."""
+    without_weights = tmp_path / "without_weights"
+    shutil.copytree(base, without_weights, ignore=shutil.ignore_patterns("*.safetensors"))
+    without_tensors = tmp_path / "adapter"
+    write_adapter_folder(without_tensors, base, seed=0)
+    save_file({}, without_tensors / "adapter_model.safetensors")
+    before, children = open_contexts(), set(psutil.Process().children(recursive=True))
+    for folder in (without_weights, without_tensors):
+        engine = Engine(EngineConfig(str(folder), "float32", 256, max_num_seqs=2, seed=0))
+        with pytest.raises(EngineFailed, match="could not") as failed:
+            await engine.start()
+        assert failed.value.__cause__ is not None
+        assert open_contexts() == before
+        left = set(psutil.Process().children(recursive=True)) - children
+        assert not [process for process in left if "EngineCore" in " ".join(process.cmdline())]
+
+
 STALE = "model.layers.0.self_attn.q_norm.weight"
 
 
 async def test_in_bfloat16_one_stale_tensor_is_found_by_its_checksum_and_not_by_the_canary(prompt: list[int]) -> None:
     model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.bfloat16).eval()
+    before = open_contexts()
     engine = Engine(EngineConfig(str(BASE), "bfloat16", 1024, max_num_seqs=8, seed=0))
     await engine.start()
+    assert len(open_contexts() - before) == 1
     await engine.init_transport({})
     old = dict(model.named_parameters())[STALE].detach().clone()
     with torch.no_grad():
@@ -318,6 +340,7 @@ async def test_in_bfloat16_one_stale_tensor_is_found_by_its_checksum_and_not_by_
         assert loaded.checksums == (handed,) and loaded.missed == (ignored,) and gap < CANARY_LIMITS["bfloat16"]
     finally:
         engine.shutdown()
+    assert open_contexts() == before
 
 
 async def test_no_later_request_reuses_a_cache_block_of_older_weights(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -66,7 +65,6 @@ async def test_the_learner_computes_with_the_engines_choices(shape: str, tmp_pat
     settings = ENGINE_SETTINGS.get(shape, {})
     tiny_shape(shape, **settings).save_pretrained(write_tiny_model(tmp_path))
     first, second = await two_turns(tmp_path)
-    gc.collect()  # closes what the engine left open while such warnings are ignored
     config = shape_config(shape, **settings).get_text_config()
     num_layers = config.num_hidden_layers
     for _, completion in (*first, *second):
