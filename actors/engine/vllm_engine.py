@@ -8,6 +8,7 @@ those in flight end with the adapter with which they began.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Coroutine, Sequence
@@ -38,6 +39,7 @@ from actors.runtime.fair_slots import FairSlots
 from actors.weights.adapter import AdapterConfig, AdapterFolder, write_adapter
 from actors.weights.layout import Layout, Loaded, num_bytes
 from actors.weights.shared_memory import SHM, remove_leftovers, shared_folder, unname_shared_memory
+from actors.weights.start_timeout import start_timeout_s
 from trainer.errors import EngineFailed
 
 CPU_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
@@ -160,6 +162,8 @@ class Engine:
         c = self.config
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        # By default vLLM gives up after 600 s. The fleet has a timeout of its own, with a better message.
+        os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(math.ceil(start_timeout_s(Path(c.model)))))
         if c.gpus == 0:  # skips seconds of compilation, which gains nothing on CPUs
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         from vllm.config.reasoning import ReasoningConfig

@@ -28,12 +28,13 @@ from actors.runtime.turns import Turns
 from actors.runtime.watchdog import Watched
 from actors.weights.checksum import checksum
 from actors.weights.layout import TensorInfo
+from actors.weights.start_timeout import start_timeout_s
 from trainer.errors import LearnerFailed, RftError
 from trainer.model.batch import AnySequence, MicroBatch, WeightedSequence, pack, split_updates
 from trainer.types import Converted, StepReport
 
-START_TIMEOUT_S = 900.0
-"""Timeout for all ranks to be scheduled, to import and to load the model."""
+SCHEDULE_TIMEOUT_S = 900.0
+"""Timeout for all ranks to be scheduled and to import."""
 GRACE_S = 10.0
 """How long the other ranks may take to fail after the first: the first error is often only that a peer is gone."""
 PULSE = "pulse"
@@ -85,11 +86,17 @@ class LearnerGroup:
             raise
 
     async def build(self, config: LearnerConfig) -> None:
-        """Load the model in every rank with `config`, in the existing processes."""
+        """Load the model in every rank with `config`, in the existing processes.
+
+        Raises:
+            LearnerFailed: A rank was lost, or did not finish within `start_timeout_s` of the model.
+            RftError: The model cannot be loaded.
+        """
         self._config = config
-        addresses = await self._results("being scheduled", [a.address.remote() for a in self._actors], START_TIMEOUT_S)
+        refs = [actor.address.remote() for actor in self._actors]
+        addresses = await self._results("being scheduled", refs, SCHEDULE_TIMEOUT_S)
         refs = [a.build.remote(config, rank, self.num_ranks, addresses[0]) for rank, a in enumerate(self._actors)]
-        await self._results("loading the model", refs, START_TIMEOUT_S)
+        await self._results("loading the model", refs, start_timeout_s(config.model))
 
     @property
     def num_ranks(self) -> int:

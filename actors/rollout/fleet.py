@@ -29,6 +29,7 @@ from actors.runtime.calls import LOST, QUICK_S, UNREACHABLE, ask
 from actors.runtime.turns import Turns
 from actors.runtime.watchdog import Watched, pulse_of
 from actors.weights.shared_memory import remove_leftovers
+from actors.weights.start_timeout import START_TIMEOUT_S
 from actors.weights.sync import WeightsLost, WeightSync
 from trainer.errors import Discard, EngineFailed, Halted
 from trainer.events import EngineJoined, EngineReplaced, EngineRestarted, EngineWaiting, WeightsNotCompared
@@ -37,7 +38,8 @@ from trainer.spec.job import RolloutLimits
 from trainer.types import Discarded, Group, GroupRequest, Rollout, SyncReport
 
 REPLACEMENTS_ALLOWED = 3
-START_TIMEOUT_S = 900.0
+PLACEMENT_TIMEOUT_S = 900.0
+"""Timeout for the cluster to have room for an engine while no other engine works."""
 TURN_TIMEOUT_S = 300.0
 """Moving the weights of an engine between GPU and host takes seconds."""
 ROLLOUT_GRACE_S = 60.0
@@ -82,6 +84,7 @@ class Fleet:
     `spawn(i)` makes the actor of seat i, not started. `emit` reports engines that are replaced and rollouts that are
     held back, `on_lost` is called for each engine that is lost with all its rollouts. `endpoints` return the stats of
     endpoints by name. `placed(i)` returns when the cluster has room for seat i. `kill` ends an actor.
+    `start_timeout_s` bounds the start of an engine that has its resources.
     """
 
     def __init__(
@@ -95,10 +98,12 @@ class Fleet:
         endpoints: Sequence[EndpointSource] = (),
         placed: Callable[[int], Awaitable[None]] = _has_room,
         kill: Callable[[Any], None] = ray.kill,
+        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self._spawn = spawn
         self._placed = placed
         self._kill = kill
+        self._start_timeout_s = start_timeout_s
         self._canary = Canary(canary_limit)
         self._sync: WeightSync | None = None
         self._turns: Turns | None = None
@@ -312,12 +317,12 @@ class Fleet:
         seat.worker, seat.in_flight = self._spawn(seat.index), 0
         seat.client = RolloutWorkerClient(seat.worker, seat.name, self._rollout_s)
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                await ask(seat.worker.start.remote(), seat.name, EngineFailed)
+            async with asyncio.timeout(self._start_timeout_s):
+                await ask(seat.worker.start.remote(), seat.name, EngineFailed, self._start_timeout_s)
                 await ask(seat.worker.init_transport.remote({}), seat.name, EngineFailed)
                 await seat.client.connect()
         except TimeoutError:
-            raise EngineFailed(f"{seat.name} did not start within {START_TIMEOUT_S:g} s") from None
+            raise EngineFailed(f"{seat.name} did not start within {self._start_timeout_s:g} s") from None
         await self._catch_up(seat)
 
     async def _catch_up(self, seat: _Seat) -> None:
@@ -387,12 +392,12 @@ class Fleet:
                 self._changed.notify_all()
 
     async def _place(self, seat: _Seat) -> None:
-        """Wait for room in the cluster: without limit while other engines work, else for START_TIMEOUT_S."""
+        """Wait for room in the cluster: without limit while other engines work, else for PLACEMENT_TIMEOUT_S."""
         placed = asyncio.ensure_future(self._placed(seat.index))
         try:
-            while not (await asyncio.wait({placed}, timeout=START_TIMEOUT_S))[0]:
+            while not (await asyncio.wait({placed}, timeout=PLACEMENT_TIMEOUT_S))[0]:
                 if not any(other.ready for other in self._seats):
-                    raise EngineFailed(f"the cluster had no free resources for it within {START_TIMEOUT_S:g} s")
+                    raise EngineFailed(f"the cluster had no free resources for it within {PLACEMENT_TIMEOUT_S:g} s")
             placed.result()
         finally:
             placed.cancel()

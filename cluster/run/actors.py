@@ -21,6 +21,7 @@ from actors.runtime.calls import flush_actors
 from actors.runtime.turns import Turns
 from actors.runtime.watchdog import Watchdog, Watched
 from actors.tools.actor import DispatcherClient, start_dispatchers, watched_dispatchers
+from actors.weights.start_timeout import start_timeout_s
 from cluster.preflight.prepare import Prepared
 from cluster.ray_cluster.seats import Seats
 from cluster.ray_cluster.shared_seats import SharedSeats
@@ -203,5 +204,15 @@ class RunActors:
 
         size, canary_limit = prepared.job.cluster.engines, CANARY_LIMITS[prepared.placement.dtype]
         endpoints = [DispatcherClient(*dispatchers).endpoint_stats, GraderPoolClient(graders).endpoint_stats]
-        emit, placed = self._emit, shared.placed if prepared.placement.shared else seats.engine_placed
-        return Fleet(spawn, size, canary_limit, reinforcement.limits, emit, lost, endpoints, placed)
+        placed = shared.placed if prepared.placement.shared else seats.engine_placed
+        return Fleet(
+            spawn,
+            size,
+            canary_limit,
+            reinforcement.limits,
+            self._emit,
+            lost,
+            endpoints,
+            placed,
+            start_timeout_s=start_timeout_s(Path(prepared.job.model)),
+        )

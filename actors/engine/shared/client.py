@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from actors.engine.vllm_engine import Completion
 from actors.runtime.calls import ask, result_of
 from actors.runtime.channel import Channel
 from actors.weights.layout import Layout, Loaded
+from actors.weights.start_timeout import start_timeout_s
 from trainer.data.rollout_json import experts_from_json
 from trainer.errors import EngineFailed
 
@@ -50,7 +52,7 @@ class EngineClient:
 
     async def _join(self) -> None:
         name, self._actor = self._config.name, await self._config.reserved()
-        await ask(self._actor.start.remote(), name, EngineFailed)
+        await ask(self._actor.start.remote(), name, EngineFailed, start_timeout_s(Path(self._config.engine.model)))
         await self._take()
         self._channel = Channel(self._actor, name, EngineFailed)
         await self._channel.connect()
