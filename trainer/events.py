@@ -590,6 +590,26 @@ class EngineReplaced(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineUnstable(Event):
+    """An engine was replaced several times in a row, and never worked from one weight update to the next.
+
+    The job continues, because each update renews the number of replacements that are allowed, but the engine's rollouts
+    start again each time. Look for the common reason of its `engine_replaced` events: memory (`agent-rft plan`), GPU
+    errors, or a node that is preempted.
+    """
+
+    LEVEL: ClassVar[Level] = "warn"
+    PRIVATE: ClassVar[frozenset[str]] = frozenset({"reason"})
+
+    engine: str
+    """The engine, such as `engine-1`."""
+    times: int
+    """Replacements in a row, this one included."""
+    reason: str
+    """Why it was stopped the last time."""
+
+
 class WeightsNotCompared(Event):
     """The engines transform or ignore some tensors of this model as they load them, and their checksums say nothing.
 

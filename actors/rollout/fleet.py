@@ -24,6 +24,7 @@ from actors.rollout.canary import Canary, Logprobs
 from actors.rollout.episode import RolloutRequest
 from actors.rollout.groups import Groups
 from actors.rollout.holdback import Holdback
+from actors.rollout.replacement_budget import ReplacementBudget
 from actors.rollout.worker import RolloutWorkerClient
 from actors.runtime.calls import LOST, QUICK_S, UNREACHABLE, ask
 from actors.runtime.turns import Turns
@@ -37,7 +38,6 @@ from trainer.protocols import Emit
 from trainer.spec.job import RolloutLimits
 from trainer.types import Discarded, Group, GroupRequest, Rollout, SyncReport
 
-REPLACEMENTS_ALLOWED = 3
 PLACEMENT_TIMEOUT_S = 900.0
 """Timeout for the cluster to have room for an engine while no other engine works."""
 TURN_TIMEOUT_S = 300.0
@@ -117,7 +117,7 @@ class Fleet:
         self._changed = asyncio.Condition()
         self._collecting = asyncio.Lock()
         self._refilling: set[asyncio.Task[None]] = set()
-        self._replacements = 0
+        self._replacements = ReplacementBudget(size, emit)
         self._failure: Exception | None = None
 
     async def start(self, at_start: Container[int] | None = None) -> None:
@@ -197,7 +197,7 @@ class Fleet:
 
     def live(self) -> dict[str, float]:
         """The current state of rollouts and engines, for a Recorder; may be called from another thread."""
-        live = self._groups.account.live() | {"engine_replacements": float(self._replacements)}
+        live = self._groups.account.live() | {"engine_replacements": float(self._replacements.total)}
         for seat in self._seats:
             live[f"engine/{seat.name}/ready"] = float(seat.ready)
             live[f"engine/{seat.name}/rollouts"] = float(seat.in_flight)
@@ -225,6 +225,7 @@ class Fleet:
         gaps = await self._canary_gaps([seat for seat in seats if seat not in fenced], expected)
         differs = f"it differs from the learner after version {version}"
         fenced |= {seat: differs for seat, gap in gaps if not self._canary.accepts(gap)}
+        self._replacements.weights_updated(version, [seat.name for seat in seats if seat not in fenced])
         for seat, why in fenced.items():
             await self._replace(seat, seat.worker, why)
         pauses = [outcome for outcome in outcomes if not isinstance(outcome, EngineFailed)]
@@ -355,8 +356,8 @@ class Fleet:
         if seat.worker is not worker or not seat.ready:
             return
         seat.ready = False
-        self._replacements += 1
         self._emit(EngineReplaced(engine=seat.name, reason=why))
+        self._replacements.count(seat.name, why)
         self._on_lost(seat.name)
         self._kill(worker)
         self._in_background(self._refill(seat, why))
@@ -369,9 +370,7 @@ class Fleet:
     async def _refill(self, seat: _Seat, why: str) -> None:
         try:
             while True:
-                if self._replacements > REPLACEMENTS_ALLOWED * len(self._seats):
-                    what = f"{seat.name} was replaced too often"
-                    raise Halted(f"{what}; the last reason: {why}", public=what)
+                self._replacements.check(seat.name, why)
                 await self._place(seat)
                 try:
                     await self._fill_in_turn(seat)
@@ -379,16 +378,18 @@ class Fleet:
                 except EngineFailed as error:
                     if error.details.get("kind") not in (LOST, UNREACHABLE):
                         raise
-                    self._replacements += 1  # its node may have been dying without Ray knowing it yet
-                    why = error.message
+                    why = error.message  # its node may have been dying without Ray knowing it yet
                     self._emit(EngineRestarted(engine=seat.name, reason=why))
+                    self._replacements.count(seat.name, why)
                     self._kill(seat.worker)
             self._emit(EngineJoined(engine=seat.name))
         except Exception as error:  # noqa: BLE001 - all callers that wait for an engine must get it
+            what = f"{seat.name} could not be started"
+            failure = error if isinstance(error, Halted) else Halted(f"{what}: {error}", public=what)
+            if failure is not error:
+                failure.__cause__ = error
             async with self._changed:
-                what = f"{seat.name} could not be started"
-                self._failure = Halted(f"{what}: {error}", public=what)
-                self._failure.__cause__ = error
+                self._failure = failure
                 self._changed.notify_all()
 
     async def _place(self, seat: _Seat) -> None:

@@ -166,7 +166,8 @@ ALERTS = (
         f"sum by (job) (increase({samples('engine_replacements')}[15m])) > 0",
         "0m",
         "an engine of {{ $labels.job }} was replaced",
-        "The rollouts of the engine start again. After more than three replacements per engine the job stops.",
+        "The rollouts of the engine start again. More than three replacements per engine between two weight updates "
+        "end the job.",
         "The job's events say why. If it was killed or out of memory, lower max_num_seqs or use a larger node. If it "
         "differed from the learner, see EngineLearnerDifference.",
     ),

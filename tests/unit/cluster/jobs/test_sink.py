@@ -22,6 +22,7 @@ from trainer.events import (
     EarlyStopped,
     EngineReplaced,
     EngineRestarted,
+    EngineUnstable,
     Event,
     IntegrationFailed,
     JobEnded,
@@ -191,6 +192,7 @@ def test_events_contain_no_paths_and_no_errors_of_programs(running: RunningJob) 
     private: list[Event] = [
         EngineReplaced(engine="engine-0", reason="OSError: /dev/x"),
         EngineRestarted(engine="engine-0", reason="OSError: /dev/x"),
+        EngineUnstable(engine="engine-0", times=3, reason="OSError: /dev/x"),
         ComponentFailed(component="watchdog", error="OSError: /dev/x"),
         SinkCutOff(sink="a.b", reason="OSError: /dev/x"),
         IntegrationFailed(integration="wandb", cause="not_allowed", reason="OSError: /dev/x"),
@@ -205,6 +207,9 @@ def test_events_contain_no_paths_and_no_errors_of_programs(running: RunningJob) 
     assert {(event.data or {})["kind"]: event.message for event in events} == {
         "engine_replaced": "engine-0 is being replaced",
         "engine_restarted": "engine-0 is being restarted",
+        "engine_unstable": (
+            "engine-0 was replaced 3 times in a row without working from one weight update to the next"
+        ),
         "component_failed": "the watchdog failed",
         "sink_cut_off": "the sink a.b was cut off and gets no more events",
         "integration_failed": "wandb gets no numbers of this run: the operator has not set it up",
