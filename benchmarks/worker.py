@@ -1,4 +1,4 @@
-"""Fleets of one rollout worker on the ledger, for measurements with agents and of the engine alone."""
+"""Fleets of rollout workers on the ledger, for measurements with agents and of the engine alone."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from typing import Any, cast
 import psutil
 import ray
 import yaml
+from prometheus_client import REGISTRY
 
 from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.grading.pool import GraderPoolActor
+from actors.rollout.assignment import Assign, least_loaded
 from actors.rollout.canary import CANARY_LIMITS
 from actors.rollout.episode import EpisodeSpec
 from actors.rollout.fleet import Fleet
@@ -36,6 +38,7 @@ from trainer.events import Event
 from trainer.spec.job_file import load_job
 
 REAL_COMPLETION_TOKENS = 2048
+PROMPT_TOKENS = "vllm:prompt_tokens_by_source_total"
 JOB = Path(__file__).parents[1] / "examples" / "ledger" / "job.yaml"
 
 
@@ -64,6 +67,14 @@ class MeasuredWorker(RolloutWorker):
         here = psutil.Process()
         times = [process.cpu_times() for process in (here, *here.children(recursive=True))]
         return sum(spent.user + spent.system for spent in times)
+
+    async def computed_prompt_tokens(self) -> int:
+        """Return the prompt tokens that the engine has computed, without those found in its prefix cache.
+
+        Needs vLLM's own metrics.
+        """
+        samples = [s for metric in REGISTRY.collect() for s in metric.samples if s.name == PROMPT_TOKENS]
+        return sum(int(s.value) for s in samples if s.labels["source"] == "local_compute")
 
     async def forget(self) -> None:
         """Empty the prefix cache, so that later requests cannot reuse it."""
@@ -127,11 +138,17 @@ class MeasuredWorker(RolloutWorker):
 
 @dataclass(frozen=True, slots=True)
 class LedgerFleet:
-    """A fleet with one engine that runs the ledger's episodes."""
+    """A fleet that runs the ledger's episodes, and the worker of each of its engines."""
 
     fleet: Fleet
-    worker: Any
+    workers: Sequence[Any]
     prepared: Prepared
+
+    @property
+    def worker(self) -> Any:
+        """The worker of a fleet with one engine."""
+        (worker,) = self.workers
+        return worker
 
 
 @asynccontextmanager
@@ -151,10 +168,13 @@ async def ledger_fleets(
     vllms_own: bool = True,
     size: Size = OWN_SIZE,
     model: Path | None = None,
+    engines: int = 1,
+    assign: Assign = least_loaded,
 ) -> AsyncIterator[list[LedgerFleet]]:
-    """Start one fleet for each of `addresses`, with the same tools and grader.
+    """Start one fleet of `engines` for each of `addresses`, with the same tools and grader.
 
-    A fleet exports its metrics at its address, with vLLM's own if `vllms_own`, or none for None. `size` enlarges the
+    A fleet exports its metrics at its address, or none for None. `vllms_own` enables vLLM's own metrics in fleets with
+    an address, and in fleets with several engines. `assign` chooses the engine of each rollout. `size` enlarges the
     base model; `model` is a trained one that runs the episodes of `job_gpu.yaml` instead. Engines are on GPUs if there
     are any, and nothing is reserved for a learner.
     """
@@ -165,12 +185,14 @@ async def ledger_fleets(
             job = job.model_copy(update={"model": enlarged(Path(job.model), size, Path(folder), dtype_here())})
         with ray_session(None) as nodes:
             prepared = await prepare(job, nodes, Path("/tmp"), LOCAL, learner=False)
-            seats = Seats(replace(prepared.placement, engines=len(addresses)), "benchmark")
+            seats = Seats(replace(prepared.placement, engines=len(addresses) * engines), "benchmark")
             await seats.ready(print)
             fleets: list[LedgerFleet] = []
             try:
                 for index, metrics in enumerate(addresses):
-                    fleets.append(await _fleet(prepared, slots, seats.engine(index), metrics, vllms_own))
+                    options = [seats.engine(index * engines + engine) for engine in range(engines)]
+                    log_stats = vllms_own and (metrics is not None or engines > 1)
+                    fleets.append(await _fleet(prepared, slots, options, metrics, log_stats, assign))
                 yield fleets
             finally:
                 for ledger in fleets:
@@ -187,7 +209,12 @@ def real_job(model: Path, folder: Path) -> Path:
 
 
 async def _fleet(
-    prepared: Prepared, slots: int, options: dict[str, Any], metrics: MetricsAddress | None, vllms_own: bool
+    prepared: Prepared,
+    slots: int,
+    options: Sequence[dict[str, Any]],
+    metrics: MetricsAddress | None,
+    log_stats: bool,
+    assign: Assign,
 ) -> LedgerFleet:
     job, reinforcement = prepared.job, prepared.job.reinforcement
     dtype = prepared.placement.dtype
@@ -199,7 +226,7 @@ async def _fleet(
             slots,
             job.seed,
             gpus=prepared.placement.engine_gpus,
-            log_stats=vllms_own and metrics is not None,
+            log_stats=log_stats,
         ),
         EpisodeSpec(
             f"{job.seed}",
@@ -217,12 +244,12 @@ async def _fleet(
     workers: list[Any] = []
 
     def spawn(index: int) -> Any:
-        workers.append(actor.options(max_concurrency=10_000, **options).remote(config))
+        workers.append(actor.options(max_concurrency=10_000, **options[index]).remote(config))
         return workers[-1]
 
     def show(event: Event) -> None:
         print(f"{event.level}: {sentence(event)}")
 
-    fleet = Fleet(spawn, 1, CANARY_LIMITS[dtype], reinforcement.limits, show)
+    fleet = Fleet(spawn, len(options), assign, CANARY_LIMITS[dtype], reinforcement.limits, show)
     await fleet.start()
-    return LedgerFleet(fleet, workers[0], prepared)
+    return LedgerFleet(fleet, workers, prepared)

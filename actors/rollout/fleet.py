@@ -1,4 +1,4 @@
-"""The fleet of engines: assigns rollouts to engines, and replaces engines that fail or drift.
+"""The fleet of engines: runs rollouts on engines, and replaces engines that fail or drift.
 
 Each started rollout returns exactly once, graded or discarded. An engine that died or hangs, or whose log-probabilities
 differ from the learner's after an update, is fenced and replaced by one with the published weights.
@@ -19,6 +19,7 @@ import ray
 from numpy.typing import NDArray
 
 from actors.endpoints.stats import endpoint_metrics
+from actors.rollout.assignment import Assign, EngineLoad, group_of
 from actors.rollout.board import Board
 from actors.rollout.canary import Canary, Logprobs
 from actors.rollout.episode import RolloutRequest
@@ -59,7 +60,7 @@ class _Seat:
 
     index: int
     worker: Any
-    in_flight: int = 0
+    load: EngineLoad = field(default_factory=EngineLoad)
     ready: bool = False
     loads: bool = False
     client: RolloutWorkerClient = field(init=False)
@@ -81,16 +82,17 @@ class EngineState:
 class Fleet:
     """Implements `trainer.protocols.Rollouts` over rollout workers.
 
-    `spawn(i)` makes the actor of seat i, not started. `emit` reports engines that are replaced and rollouts that are
-    held back, `on_lost` is called for each engine that is lost with all its rollouts. `endpoints` return the stats of
-    endpoints by name. `placed(i)` returns when the cluster has room for seat i. `kill` ends an actor.
-    `start_timeout_s` bounds the start of an engine that has its resources.
+    `spawn(i)` makes the actor of seat i, not started. `assign` chooses the engine of each rollout. `emit` reports
+    engines that are replaced and rollouts that are held back, `on_lost` is called for each engine that is lost with all
+    its rollouts. `endpoints` return the stats of endpoints by name. `placed(i)` returns when the cluster has room for
+    seat i. `kill` ends an actor. `start_timeout_s` bounds the start of an engine that has its resources.
     """
 
     def __init__(
         self,
         spawn: Callable[[int], Any],
         size: int,
+        assign: Assign,
         canary_limit: float,
         limits: RolloutLimits,
         emit: Emit,
@@ -103,6 +105,7 @@ class Fleet:
         self._spawn = spawn
         self._placed = placed
         self._kill = kill
+        self._assign = assign
         self._start_timeout_s = start_timeout_s
         self._canary = Canary(canary_limit)
         self._sync: WeightSync | None = None
@@ -188,7 +191,7 @@ class Fleet:
 
     def engines(self) -> list[EngineState]:
         """What the engine of each seat does now."""
-        return [EngineState(seat.name, self._state_of(seat), seat.in_flight) for seat in self._seats]
+        return [EngineState(seat.name, self._state_of(seat), seat.load.total) for seat in self._seats]
 
     def _state_of(self, seat: _Seat) -> Literal["waits", "starts", "asleep", "ready"]:
         if not seat.ready:
@@ -200,7 +203,7 @@ class Fleet:
         live = self._groups.account.live() | {"engine_replacements": float(self._replacements.total)}
         for seat in self._seats:
             live[f"engine/{seat.name}/ready"] = float(seat.ready)
-            live[f"engine/{seat.name}/rollouts"] = float(seat.in_flight)
+            live[f"engine/{seat.name}/rollouts"] = float(seat.load.total)
         return live
 
     async def publish(self, version: int) -> SyncReport:
@@ -278,21 +281,22 @@ class Fleet:
     # -- rollouts ------------------------------------------------------------------------------------------------------
 
     async def _run(self, request: RolloutRequest) -> Rollout | Discarded:
-        """One rollout on the engine with the fewest in flight; waits while no engine is ready."""
+        """Run one rollout on the engine that `assign` chooses; waits while no engine is ready."""
+        group = group_of(request)
         async with self._changed:
             await self._changed.wait_for(lambda: self._failure or any(seat.ready for seat in self._seats))
             if self._failure is not None:
                 raise self._failure
-            seat = min((seat for seat in self._seats if seat.ready), key=lambda seat: seat.in_flight)
-            worker, client = seat.worker, seat.client
-            seat.in_flight += 1
+            ready = [seat for seat in self._seats if seat.ready]
+            seat = ready[self._assign([seat.load for seat in ready], group)]
+            worker, client, load = seat.worker, seat.client, seat.load
+            load.add(group)
         try:
             outcome: Rollout | Discarded = await client.run(request)
         except EngineFailed as error:
             outcome = Discarded("", request.task.row_id, request.sample, error.reason, error.message)
         finally:
-            if seat.worker is worker:
-                seat.in_flight -= 1
+            load.remove(group)
         if isinstance(outcome, Rollout):
             self._canary.observe(outcome)
         elif outcome.reason == EngineFailed.reason:
@@ -315,7 +319,7 @@ class Fleet:
 
     async def _fill(self, seat: _Seat) -> None:
         """Start a worker for a seat, and load the last published version into it."""
-        seat.worker, seat.in_flight = self._spawn(seat.index), 0
+        seat.worker, seat.load = self._spawn(seat.index), EngineLoad()
         seat.client = RolloutWorkerClient(seat.worker, seat.name, self._rollout_s)
         try:
             async with asyncio.timeout(self._start_timeout_s):

@@ -111,8 +111,12 @@ class Groups:
             self.board.ended(request, rollout)
             return rollout
 
-        tasks = [asyncio.create_task(one(sample)) for sample in range(request.size)]
+        tasks: list[asyncio.Task[Rollout | None]] = []
         try:
+            for sample in range(request.size):
+                tasks.append(asyncio.create_task(one(sample)))
+                # Groups that start together take turns. Engines fill evenly then, so that each group can stay on one.
+                await asyncio.sleep(0)
             late |= {tasks.index(task) for task in await self._stragglers(request, tasks)}
             rollouts = [task.result() for task in tasks if task.done()]
         finally:

@@ -14,6 +14,7 @@ import ray
 from actors.endpoints.signing import signer_of
 from actors.grading.pool import GraderPoolActor, GraderPoolClient, watched_graders
 from actors.learner.group import LearnerGroup
+from actors.rollout.assignment import GroupAffinity
 from actors.rollout.canary import CANARY_LIMITS
 from actors.rollout.fleet import Fleet
 from actors.rollout.worker import RolloutWorker
@@ -202,12 +203,13 @@ class RunActors:
             if self._sessions is not None:
                 self._sessions.lost(name)
 
-        size, canary_limit = prepared.job.cluster.engines, CANARY_LIMITS[prepared.placement.dtype]
+        cluster, canary_limit = prepared.job.cluster, CANARY_LIMITS[prepared.placement.dtype]
         endpoints = [DispatcherClient(*dispatchers).endpoint_stats, GraderPoolClient(graders).endpoint_stats]
         placed = shared.placed if prepared.placement.shared else seats.engine_placed
         return Fleet(
             spawn,
-            size,
+            cluster.engines,
+            GroupAffinity(cluster.max_num_seqs),
             canary_limit,
             reinforcement.limits,
             self._emit,

@@ -18,6 +18,7 @@ import yaml
 
 from actors.engine.vllm_engine import EngineConfig
 from actors.grading.pool import GraderPoolActor
+from actors.rollout.assignment import least_loaded
 from actors.rollout.canary import CANARY_LIMITS
 from actors.rollout.episode import EpisodeSpec
 from actors.rollout.fleet import Fleet
@@ -70,7 +71,8 @@ async def test_five_hundred_concurrent_rollouts_survive_a_burst_of_429_and_503s(
         )
         worker = ray.remote(RolloutWorker).options(num_cpus=1, max_concurrency=1000)
         events: list[Event] = []
-        fleet = Fleet(lambda _: worker.remote(config), 1, CANARY_LIMITS["float32"], r.limits, events.append)
+        canary_limit = CANARY_LIMITS["float32"]
+        fleet = Fleet(lambda _: worker.remote(config), 1, least_loaded, canary_limit, r.limits, events.append)
         await fleet.start()
         try:
             tasks = tasks_of(Path(job.training_file))[:63]
@@ -127,7 +129,6 @@ def session_job(folder: Path, faulty: FaultyLedger) -> Path:
 @pytest.mark.timeout(600)  # two engine starts
 def test_a_killed_job_resumes_and_ends_each_session_that_it_opened(tmp_path: Path, faulty: FaultyLedger) -> None:
     command = [AGENT_RFT, "train", str(session_job(tmp_path, faulty)), "--runs", str(tmp_path / "runs")]
-    command += ["--config", str(LEDGER / "agent-rft.yaml")]
     environment = marked(faulty.environment)
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

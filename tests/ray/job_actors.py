@@ -15,6 +15,7 @@ from actors.engine.vllm_engine import EngineConfig
 from actors.grading.pool import GraderPoolActor
 from actors.learner.group import LearnerGroup
 from actors.learner.rank import LearnerConfig
+from actors.rollout.assignment import GroupAffinity
 from actors.rollout.canary import CANARY_LIMITS
 from actors.rollout.episode import EpisodeSpec
 from actors.rollout.fleet import Fleet
@@ -76,6 +77,7 @@ class JobActors:
         self.fleet = Fleet(
             spawn,
             2 if shared is None else 1,
+            GroupAffinity(max_num_seqs=32),
             CANARY_LIMITS["float32"],
             reinforcement.limits,
             self.events.append,

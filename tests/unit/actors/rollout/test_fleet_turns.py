@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.rollout.assignment import least_loaded
 from actors.rollout.fleet import Fleet
 from actors.runtime.turns import Turns
 from actors.weights.layout import Layout
@@ -27,7 +28,8 @@ class Job:
         self.killed: list[Any] = []
         self.events: list[Event] = []
         self.learner_awake = True
-        self.fleet = Fleet(self._spawn, 2, 1e-3, RolloutLimits(), self.events.append, kill=self.killed.append)
+        emit, kill = self.events.append, self.killed.append
+        self.fleet = Fleet(self._spawn, 2, least_loaded, 1e-3, RolloutLimits(), emit, kill=kill)
         self.turns = Turns(self.fleet, self)
         self.sync = WeightSync(self)
         self.fleet.connect(self.sync, self._canary)

@@ -115,6 +115,17 @@ async def test_a_group_with_too_few_graded_rollouts_is_sampled_again_once() -> N
     assert {a.attempt for a in made.asked} == {0, 1, 2}
 
 
+async def test_groups_that_start_together_start_their_rollouts_in_turns() -> None:
+    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+        return graded(asked)
+
+    made = Made(run)
+    await asyncio.gather(*(made.groups.sample(group_request(index, size=3)) for index in range(2)))
+    assert [(asked.sample, asked.task.row_id) for asked in made.asked] == [
+        (sample, row) for sample in range(3) for row in ("0", "1")
+    ]
+
+
 async def test_a_lost_engine_does_not_use_up_a_retry() -> None:
     async def run(asked: RolloutRequest) -> Rollout | Discarded:
         first = sum(a.sample == asked.sample for a in made.asked) == 1

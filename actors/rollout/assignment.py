@@ -1,0 +1,73 @@
+"""Assignment of rollouts to engines: balanced, and a group's rollouts on as few engines as balance allows.
+
+The rollouts of a group have the same prompt. An engine computes it once and finds it in its prefix cache for the other
+rollouts. Each further engine of the group has to compute the prompt again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from actors.rollout.episode import RolloutRequest
+
+MAX_EXTRA_ROLLOUTS = 2
+"""How many rollouts more than the least loaded engine an engine may have and still be preferred for its group."""
+
+GroupKey = tuple[int, str]
+"""Epoch and row of a group: its retries and its second sampling have the same key."""
+
+
+def group_of(request: RolloutRequest) -> GroupKey:
+    """Return the key of the group that a rollout belongs to."""
+    return request.epoch, request.task.row_id
+
+
+class EngineLoad:
+    """Number of rollouts in flight on one engine, in total and by group."""
+
+    def __init__(self) -> None:
+        self._by_group: Counter[GroupKey] = Counter()
+
+    @property
+    def total(self) -> int:
+        return self._by_group.total()
+
+    def has(self, group: GroupKey) -> bool:
+        """Whether a rollout of this group is in flight here."""
+        return group in self._by_group
+
+    def add(self, group: GroupKey) -> None:
+        self._by_group[group] += 1
+
+    def remove(self, group: GroupKey) -> None:
+        """Remove a rollout that was added."""
+        self._by_group[group] -= 1
+        if not self._by_group[group]:
+            del self._by_group[group]
+
+
+Assign = Callable[[Sequence[EngineLoad], GroupKey], int]
+"""Returns the index of the engine for a rollout of a group. There is at least one engine."""
+
+
+def least_loaded(loads: Sequence[EngineLoad], group: GroupKey) -> int:
+    """Return the index of the engine with the fewest rollouts in flight, whatever the group."""
+    return min(range(len(loads)), key=lambda index: loads[index].total)
+
+
+class GroupAffinity:
+    """Assigns rollouts to an engine that already has their group, as far as balance allows.
+
+    Such an engine must have a free slot, and at most MAX_EXTRA_ROLLOUTS more rollouts in flight than the least loaded
+    engine. If there is none, the least loaded engine is chosen. `max_num_seqs` is the number of slots of each engine.
+    """
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._max_num_seqs = max_num_seqs
+
+    def __call__(self, loads: Sequence[EngineLoad], group: GroupKey) -> int:
+        fallback = least_loaded(loads, group)
+        bound = min(self._max_num_seqs - 1, loads[fallback].total + MAX_EXTRA_ROLLOUTS)
+        preferred = [index for index, load in enumerate(loads) if load.has(group) and load.total <= bound]
+        return min(preferred, key=lambda index: loads[index].total, default=fallback)

@@ -1,0 +1,259 @@
+"""A fleet of two engines: which of them gets a rollout, and how often they are replaced."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from actors.rollout.assignment import GroupAffinity
+from actors.rollout.fleet import Fleet
+from actors.weights.layout import Layout
+from actors.weights.sync import WeightSync
+from tests.support.builders import group_request, task
+from tests.support.fake_workers import BUCKET, CHECKSUM, FakeWorker
+from tests.support.fakes_http import until
+from trainer.errors import EngineFailed, GraderFailed, Halted
+from trainer.events import EngineReplaced, EngineUnstable, Event
+from trainer.spec.job import RolloutLimits
+from trainer.types import Group
+
+SLOTS = 16
+
+
+class TwoEngines:
+    """A fleet with two engines; workers start only while `starts` is set."""
+
+    def __init__(self, limits: RolloutLimits | None = None, start_timeout_s: float = 60.0) -> None:
+        self.incarnation = 1
+        self.starts = True
+        self.workers: list[list[FakeWorker]] = [[], []]
+        self.events: list[Event] = []
+        self.killed: list[Any] = []
+        self.fleet = Fleet(
+            self._spawn,
+            2,
+            GroupAffinity(SLOTS),
+            1e-3,
+            limits or RolloutLimits(),
+            self.events.append,
+            kill=self.killed.append,
+            start_timeout_s=start_timeout_s,
+        )
+        self.fleet.connect(WeightSync(self), self._logprobs)
+        self._sampling: list[asyncio.Task[Group]] = []
+
+    async def started(self) -> TwoEngines:
+        await self.fleet.start()
+        return self
+
+    def _spawn(self, index: int) -> FakeWorker:
+        worker = FakeWorker()
+        if self.starts:
+            worker.may_start.set()
+        self.workers[index].append(worker)
+        return worker
+
+    @property
+    def now(self) -> list[FakeWorker]:
+        """The current worker of each engine."""
+        return [workers[-1] for workers in self.workers]
+
+    @property
+    def rows(self) -> list[Counter[str]]:
+        """Rollouts in flight on each engine, by row."""
+        return [Counter(worker.rows) for worker in self.now]
+
+    @property
+    def in_flight(self) -> int:
+        return sum(counts.total() for counts in self.rows)
+
+    async def sample(self, *rows: str, size: int = 8) -> list[asyncio.Task[Group]]:
+        """Start a group for each row, and wait until all their rollouts are on an engine."""
+        expected = self.in_flight + len(rows) * size
+        groups = [group_request(i, size, task=task(row)) for i, row in enumerate(rows)]
+        started = [asyncio.create_task(self.fleet.sample(group)) for group in groups]
+        self._sampling += started
+        await until(lambda: self.in_flight == expected)
+        return started
+
+    async def replaced(self, index: int) -> None:
+        """Wait until the engine has been replaced."""
+        before = self.now[index]
+        await until(lambda: self.now[index] is not before)
+        await self.fleet.all_ready()
+
+    def unstable(self) -> list[tuple[str, int]]:
+        return [(event.engine, event.times) for event in self.events if isinstance(event, EngineUnstable)]
+
+    # -- the learner ---------------------------------------------------------------------------------------------------
+
+    async def _logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        return np.zeros(len(token_ids) - 1, dtype=np.float32)
+
+    async def bucket_plan(self, max_bytes: int) -> list[Layout]:
+        return [[("a", "uint8", (8,))]]
+
+    async def gather_bucket(self, index: int) -> tuple[NDArray[np.uint8], int]:
+        return BUCKET, CHECKSUM
+
+    async def lose(self, index: int) -> None:
+        """Let an engine die under a rollout, and wait for its replacement."""
+        other, engine = self.now[1 - index], self.now[index]
+        groups = await self.sample(f"lost-{len(self.killed)}", size=4)
+        engine.die()
+        await self.replaced(index)
+        await until(lambda: self.in_flight == 4)
+        for worker in {other, *self.now}:
+            worker.end_all()
+        await asyncio.gather(*groups)
+
+
+async def test_groups_that_start_together_get_an_engine_each() -> None:
+    job = await TwoEngines().started()
+    groups = await job.sample("a", "b")
+    assert job.rows == [{"a": 8}, {"b": 8}]
+    for worker in job.now:
+        worker.end_all()
+    assert [len((await group).rollouts) for group in groups] == [8, 8]
+
+
+async def test_single_group_uses_both_engines() -> None:
+    job = await TwoEngines().started()
+    await job.sample("a")
+    assert job.rows == [{"a": 4}, {"a": 4}]
+
+
+async def test_retry_goes_to_the_engine_of_its_group() -> None:
+    job = await TwoEngines().started()
+    await job.sample("a", "b", size=4)
+    job.now[0].end("a", 1, discarded=GraderFailed.reason)
+    await until(lambda: len(job.now[0].requests) == 5)
+    assert (job.now[0].requests[-1].sample, job.now[0].requests[-1].attempt) == (1, 1)
+    assert job.rows == [{"a": 4}, {"b": 4}]
+
+
+async def test_group_that_is_sampled_again_is_graded() -> None:
+    job = await TwoEngines(RolloutLimits(max_rollout_retries=0)).started()
+    (group,) = await job.sample("a", size=2)
+    for sample, worker in [(s.sample, w) for w in job.now for s in w.requests]:
+        worker.end("a", sample, discarded=GraderFailed.reason)
+    await until(lambda: sum(len(worker.requests) for worker in job.now) == 4)
+    await until(lambda: job.in_flight == 2)
+    for worker in job.now:
+        worker.end_all()
+    assert len((await group).rollouts) == 2 and len(group.result().discarded) == 2
+
+
+async def test_rollouts_of_an_engine_that_died_go_to_the_other_engine() -> None:
+    job = await TwoEngines().started()
+    groups = await job.sample("a", "b", size=4)
+    job.starts, dead = False, job.now[0]
+    dead.die()
+    await until(lambda: job.rows[1] == {"a": 4, "b": 4})
+    job.now[1].end_all()
+    assert [len((await group).rollouts) for group in groups] == [4, 4]
+    assert [engine.rollouts for engine in job.fleet.engines()] == [0, 0]
+
+
+async def test_replaced_engine_begins_without_rollouts_and_takes_new_groups() -> None:
+    job = await TwoEngines().started()
+    await job.sample("a", "b", size=4)
+    dead = job.now[0]
+    dead.die()
+    await job.replaced(0)
+    await until(lambda: job.in_flight == 8)
+    loads = [engine.rollouts for engine in job.fleet.engines()]
+    assert loads == [counts.total() for counts in job.rows]
+    await job.sample("c", size=2)
+    assert job.rows[loads.index(min(loads))]["c"] >= 1
+
+
+async def test_fenced_engine_gets_no_rollouts() -> None:
+    job = await TwoEngines().started()
+    job.starts, job.now[0].cannot_load = False, True
+    assert (await job.fleet.publish(1)).fenced == ("engine-0",)
+    await job.sample("a")
+    assert job.rows[1] == {"a": 8}
+
+
+async def test_start_that_takes_too_long_fails() -> None:
+    job = TwoEngines(start_timeout_s=0.01)
+    job.starts = False
+    with pytest.raises(EngineFailed, match=r"engine-\d did not start within 0.01 s"):
+        await job.fleet.start()
+
+
+async def test_engines_may_be_replaced_three_times_each_between_two_updates() -> None:
+    job = await TwoEngines().started()
+    for index in (0, 1, 0, 1, 0, 1):
+        await job.lose(index)
+    await job.sample("a", size=4)
+    job.now[0].die()
+    await until(lambda: job.fleet.engines()[0].state != "ready")
+    with pytest.raises(Halted, match="engine-0 was replaced too often: engines were replaced 7 times since"):
+        await job.fleet.all_ready()
+
+
+async def test_each_weight_update_renews_the_replacements() -> None:
+    job = await TwoEngines().started()
+    for version in range(1, 6):
+        for index in (0, 1, 0, 1):
+            await job.lose(index)
+        await job.fleet.publish(version)
+    assert job.fleet.live()["engine_replacements"] == 20.0
+
+
+async def test_update_that_no_engine_takes_does_not_renew_the_replacements() -> None:
+    job = await TwoEngines().started()
+    for version in range(1, 4):
+        for worker in job.now:
+            worker.cannot_load = True
+        before = job.now
+        assert len((await job.fleet.publish(version)).fenced) == 2
+        await until(lambda before=before: not set(before) & set(job.now))
+        await job.fleet.all_ready()
+    for worker in job.now:
+        worker.cannot_load = True
+    await job.fleet.publish(4)
+    with pytest.raises(Halted, match="too often"):
+        await job.fleet.all_ready()
+
+
+async def test_version_that_is_published_again_does_not_renew_the_replacements() -> None:
+    job = await TwoEngines().started()
+    await job.fleet.publish(1)
+    for index in (0, 1, 0, 1, 0, 1):
+        await job.lose(index)
+        await job.fleet.publish(1)
+    await job.sample("a", size=4)
+    job.now[0].die()
+    await until(lambda: job.fleet.engines()[0].state != "ready")
+    with pytest.raises(Halted, match="too often"):
+        await job.fleet.all_ready()
+
+
+async def test_engine_that_each_update_kills_is_reported_as_unstable() -> None:
+    job = await TwoEngines().started()
+    for version in range(1, 7):
+        job.now[1].cannot_load = True
+        before = job.now[1]
+        assert (await job.fleet.publish(version)).fenced == ("engine-1",)
+        await until(lambda before=before: job.now[1] is not before)
+        await job.fleet.all_ready()
+    assert job.unstable() == [("engine-1", 3), ("engine-1", 6)]
+    assert sum(isinstance(event, EngineReplaced) for event in job.events) == 6
+
+
+async def test_engine_that_works_from_one_update_to_the_next_is_stable_again() -> None:
+    job = await TwoEngines().started()
+    for version in (1, 2):
+        await job.lose(1)
+        await job.fleet.publish(version)
+    await job.fleet.publish(3)
+    await job.lose(1)
+    assert job.unstable() == []
