@@ -56,13 +56,16 @@ async def _has_room(index: int) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Seat:
-    """A seat in the fleet, and the worker that currently has it; `loads`: its engine starts, or loads weights."""
+    """A seat in the fleet, and the worker that currently has it.
+
+    `is_loading` means that the worker's engine starts or loads weights.
+    """
 
     index: int
     worker: Any
     load: EngineLoad = field(default_factory=EngineLoad)
     ready: bool = False
-    loads: bool = False
+    is_loading: bool = False
     client: RolloutWorkerClient = field(init=False)
 
     @property
@@ -72,7 +75,10 @@ class _Seat:
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """An engine for people: `waits` for room in the cluster, `starts`, is `asleep` while the learner has its GPUs."""
+    """State of an engine, for display.
+
+    An engine `waits` for room in the cluster, and is `asleep` while the learner has its GPUs.
+    """
 
     name: str
     state: Literal["waits", "starts", "asleep", "ready"]
@@ -153,7 +159,7 @@ class Fleet:
         """
         async with self._changed:
             self._asleep = True
-            await self._changed.wait_for(lambda: not any(seat.loads for seat in self._seats))
+            await self._changed.wait_for(lambda: not any(seat.is_loading for seat in self._seats))
         await self._on_each(lambda worker: worker.sleep.remote(), "it did not sleep")
 
     async def wake(self) -> None:
@@ -309,12 +315,12 @@ class Fleet:
         """As `_fill`, in the engines' turn, which lasts until then."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._asleep)
-            seat.loads = True
+            seat.is_loading = True
         try:
             await self._fill(seat)
         finally:
             async with self._changed:
-                seat.loads = False
+                seat.is_loading = False
                 self._changed.notify_all()
 
     async def _fill(self, seat: _Seat) -> None:
@@ -350,10 +356,10 @@ class Fleet:
 
     async def _published_again(self, sync: WeightSync, seat: _Seat) -> None:
         """Wait for lost weights; a learner that starts to publish them may let the seat's engine sleep meanwhile."""
-        seat.loads = False
+        seat.is_loading = False
         self._changed.notify_all()
         await self._changed.wait_for(lambda: not sync.is_lost and not self._asleep)
-        seat.loads = True
+        seat.is_loading = True
 
     async def _replace(self, seat: _Seat, worker: Any, why: str) -> None:
         """Fence a worker, and start another in its seat in the background; a second call for it does nothing."""
