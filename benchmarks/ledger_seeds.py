@@ -1,6 +1,7 @@
 """The ledger job with several seeds, end to end through `agent-rft train`: grade and tool calls before and after.
 
 python -m benchmarks.ledger_seeds [--seeds 1 2 3 4 5] [--training-file data/train_10.jsonl] [--set KEY=VALUE ...]
+                                  [--rows N] [--test-rows N]
 """
 
 from __future__ import annotations
@@ -11,17 +12,16 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from benchmarks.common import copy_rows, print_figure
 from cluster.records.run_folder import RunFolder
 from examples.ledger.services import run_with_services
 
 LEDGER = Path(__file__).parents[1] / "examples" / "ledger"
-CONFIG = LEDGER / "agent-rft.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,26 +69,27 @@ def run(
     *server_options: str,
     files: dict[str, Any] | None = None,
     rows: int | None = None,
+    test_rows: int | None = None,
     environment: dict[str, str] | None = None,
     template: str = "job.yaml",
     may_fail: bool = False,
 ) -> tuple[RunFolder, float]:
     """Train one job in a separate process; return its run folder and the duration in seconds.
 
-    The run folder stays in the system's temporary folder. `files` replaces the job's files, `rows` truncates the
-    training file, and `environment` has the URLs of servers that are already running. `template` is one of the
-    example's job files. A job that `may_fail` may also be halted.
+    The run folder stays in the system's temporary folder. `files` replaces the job's files; `rows` and `test_rows`
+    truncate the training and the test file. `environment` has the URLs of servers that are already running. `template`
+    is one of the example's job files. A job that `may_fail` may also be halted.
     """
     folder = Path(tempfile.mkdtemp(prefix="agent-rft-bench-"))
     job = job_of(seed, training_file, settings, template) | (files or {})
-    if rows is not None:
-        with Path(job["training_file"]).open() as file:
-            (folder / "train.jsonl").write_text("".join(islice(file, rows)))
-        job["training_file"] = "train.jsonl"
+    for name, max_rows in (("training_file", rows), ("test_file", test_rows)):
+        if max_rows is not None:
+            copy_rows(Path(job[name]), folder / f"{name}.jsonl", max_rows)
+            job[name] = f"{name}.jsonl"
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     agent_rft = str(Path(sys.executable).with_name("agent-rft"))
     started = time.monotonic()
-    command = [agent_rft, "train", str(folder / "job.yaml"), "--config", str(CONFIG), "--runs", str(folder)]
+    command = [agent_rft, "train", str(folder / "job.yaml"), "--runs", str(folder)]
     if environment is None:
         code = run_with_services(command, *server_options)
     else:
@@ -99,8 +100,16 @@ def run(
     return RunFolder(path), time.monotonic() - started
 
 
-def learn(seed: int, training_file: str, settings: dict[str, Any]) -> Learned:
-    folder, whole_s = run(seed, training_file, settings)
+def add_row_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--rows` and `--test-rows`."""
+    parser.add_argument("--rows", type=int, help="training rows, a multiple of 16; default: the full file")
+    parser.add_argument("--test-rows", type=int, help="test rows; default: the full file")
+
+
+def learn(
+    seed: int, training_file: str, settings: dict[str, Any], rows: int | None = None, test_rows: int | None = None
+) -> Learned:
+    folder, whole_s = run(seed, training_file, settings, rows=rows, test_rows=test_rows)
     evaluations, metrics = folder.evaluations(), folder.metrics()
     before, after = evaluations["test-before"], evaluations["test-after"]
     return Learned(
@@ -115,6 +124,13 @@ def learn(seed: int, training_file: str, settings: dict[str, Any]) -> Learned:
     )
 
 
+def print_learned(name: str, result: Learned) -> None:
+    """Print the JSON lines of a run under `name`."""
+    training = {"seed": result.seed, "steps": result.steps, "training_s": result.train_s, "total_s": result.whole_s}
+    print_figure(f"{name}: grade", result.grade_after, "", baseline=result.grade_before, **training)
+    print_figure(f"{name}: tool calls", result.calls_after, "calls", baseline=result.calls_before, **training)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
@@ -126,12 +142,15 @@ def main() -> None:
         metavar="KEY=VALUE",
         help="settings, relative to method.reinforcement, or with cluster.",
     )
+    add_row_options(parser)
     options = parser.parse_args()
     settings = {key: yaml.safe_load(value) for key, _, value in (entry.partition("=") for entry in options.set)}
     print("| seed | grade before | after | change | calls before | after | change | steps | training s | total s |")
     print("|---|---|---|---|---|---|---|---|---|---|")
+    results = []
     for seed in options.seeds:
-        r = learn(seed, options.training_file, settings)
+        r = learn(seed, options.training_file, settings, options.rows, options.test_rows)
+        results.append(r)
         calls = r.calls_after / r.calls_before - 1
         print(
             f"| {r.seed} | {r.grade_before:.3f} | {r.grade_after:.3f} | {r.grade_after - r.grade_before:+.3f} "
@@ -139,6 +158,8 @@ def main() -> None:
             f"| {r.steps} | {r.train_s:.0f} | {r.whole_s:.0f} |",
             flush=True,
         )
+    for r in results:
+        print_learned(f"ledger, seed {r.seed}", r)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ from typing import Any
 
 import yaml
 
-from benchmarks.ledger_seeds import CONFIG, job_of
+from benchmarks.common import print_figure
+from benchmarks.ledger_seeds import job_of
 from cluster.records.run_folder import RunFolder
 from examples.ledger.questions import grade
 from examples.ledger.services import services
@@ -188,7 +189,7 @@ def measure(task: Variation, seed: int, environment: dict[str, str], grader_url:
 
     def run(command: str, *options: str) -> tuple[subprocess.CompletedProcess[str], float]:
         started = time.monotonic()
-        words = [program, command, str(job), "--config", str(CONFIG), "--runs", str(folder / command), *options]
+        words = [program, command, str(job), "--runs", str(folder / command), *options]
         ended = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True)
         return ended, time.monotonic() - started
 
@@ -267,7 +268,7 @@ def main() -> None:
                 flush=True,
             )
     right, gained = sum(r.right for r in results), sum(r.gained for r in results)
-    print(json.dumps({"name": "verdicts that were right", "value": right, "unit": "tasks", "of": len(results)}))
+    print_figure("verdicts that were right", right, "tasks", of=len(results))
     print(f"{right} of {len(results)} right; {gained} gained; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     enough = right >= WANTED * len(results)
     if len(results) == len(TASKS):

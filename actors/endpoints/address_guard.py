@@ -53,6 +53,8 @@ _FORBIDDEN = {
     ip_network("fec0::/10"): Kind.PRIVATE,
 }
 """In addition to what `ipaddress` knows: kinds with a more precise name, and networks that it considers global."""
+_LOCAL = tuple(map(ip_network, ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7")))
+"""Loopback and private networks (RFC 1918, RFC 4193). `is_private` of `ipaddress` also covers reserved networks."""
 _EMBEDDED_IPV4 = {  # IPv6 network -> how many bits the embedded IPv4 address is shifted to the left
     ip_network("::/96"): 0,  # IPv4-compatible, deprecated
     ip_network("64:ff9b::/96"): 0,  # NAT64
@@ -99,6 +101,8 @@ class Guard:
         kinds = [kind for form in (*embedded, address) if (kind := _kind(form)) is not None]
         if not kinds or (NEVER_BY_NAME.isdisjoint(kinds) and self._has_host(host, port)):
             return
+        if is_local(address) and self._has_host(host, port, is_local_only=True):
+            return
         other_ports = any(entry.port is not None and _holds(entry, (address, *embedded)) for entry in self._allowed)
         why = f"{kinds[0]}, which is allowed on other ports only" if other_ports else kinds[0].value
         raise ForbiddenAddress(str(address), why, _remedy(kinds, address, port, host))
@@ -106,11 +110,11 @@ class Guard:
     def mistake(self, url: str) -> AddressMistake | None:
         """What is wrong with a URL whose host is a numeric address; host names are checked on connection."""
         parsed = URL(url)
-        address = _parse_address(parsed.raw_host or "")
+        address = parse_address(parsed.raw_host or "")
         if address is None:
             return None
         try:
-            self.check(address, parsed.port or 0)
+            self.check(address, parsed.port or 0, parsed.raw_host or "")
         except ForbiddenAddress as error:
             return AddressMistake(f"its URL points to {error.address}, {error.why}", error.remedy)
         return None
@@ -133,8 +137,11 @@ class Guard:
     def _has(self, address: IPAddress, port: int) -> bool:
         return any(entry.port in (None, port) and _holds(entry, (address,)) for entry in self._allowed)
 
-    def _has_host(self, host: str, port: int) -> bool:
-        return any(entry.port in (None, port) and entry.host == host for entry in self._allowed)
+    def _has_host(self, host: str, port: int, is_local_only: bool = False) -> bool:
+        return any(
+            entry.port in (None, port) and entry.host == host and entry.is_local_only is is_local_only
+            for entry in self._allowed
+        )
 
 
 class _OneHost(aiohttp.TCPConnector):
@@ -150,6 +157,17 @@ class _OneHost(aiohttp.TCPConnector):
         return await super().connect(req, *args, **options)
 
 
+def is_local(address: IPAddress) -> bool:
+    """Whether the address is a loopback or private address, and not a cloud metadata address."""
+    form = (address.ipv4_mapped if isinstance(address, IPv6Address) else None) or address
+    return _kind(form) is not Kind.METADATA and any(form in network for network in _LOCAL)
+
+
+def is_public(address: IPAddress) -> bool:
+    """Whether the guard allows the address to everybody."""
+    return all(_kind(form) is None for form in (*_embedded(address), address))
+
+
 def _holds(entry: Allowed, addresses: tuple[IPAddress, ...]) -> bool:
     return entry.network is not None and any(address in entry.network for address in addresses)
 
@@ -158,7 +176,7 @@ def _remedy(kinds: Sequence[Kind], address: IPAddress, port: int, host: str) -> 
     if Kind.METADATA in kinds:
         return "set the endpoint's own URL: this address gives out the machine's credentials"
     entry = f"[{address}]:{port}" if isinstance(address, IPv6Address) else f"{address}:{port}"
-    if not host or _parse_address(host) is not None or not NEVER_BY_NAME.isdisjoint(kinds):
+    if not host or parse_address(host) is not None or not NEVER_BY_NAME.isdisjoint(kinds):
         return f"add {entry} to {WHERE}"
     return f"add {entry}, or {host}:{port} if who answers for that name can be trusted, to {WHERE}"
 
@@ -195,8 +213,8 @@ def _embedded(address: IPAddress) -> tuple[IPv4Address, ...]:
     )
 
 
-def _parse_address(host: str) -> IPAddress | None:
-    """The address of a numeric host, in every notation that getaddrinfo accepts (2130706433, 0x7f.1, 0177.1)."""
+def parse_address(host: str) -> IPAddress | None:
+    """Return the address of a numeric host, None for a name. Accepts every notation that getaddrinfo accepts (2130706433, 0x7f.1, 0177.1)."""
     try:
         return ip_address(host)
     except ValueError:

@@ -69,7 +69,7 @@ class Dispatcher:
                 tool,
                 ToolFailed,
                 timing,
-                allowed_networks=operator.allowed_networks,
+                allowed_networks=operator.reachable,
                 sockets=sockets,
                 hedge_after_s=tool.hedge_after_s,
                 signer=signer,

@@ -380,5 +380,5 @@ def _client(
 ) -> EndpointClient | None:
     if url is None:
         return None
-    allowed = operator.allowed_networks
+    allowed = operator.reachable
     return EndpointClient(what, url, spec, ToolFailed, timing, allowed_networks=allowed, signer=signer)

@@ -141,7 +141,7 @@ async def _path_mistake(tool: ToolSpec, item: dict[str, Any], call: ToolCall, op
     headers = {name: value.get_secret_value() for name, value in tool.headers.items()}
     timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
     try:
-        connector = Guard(operator.allowed_networks).connector(url)
+        connector = Guard(operator.reachable).connector(url)
         async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
             for body in (call_body(TRACE_ID, item, call), {}):
                 answers = []

@@ -36,20 +36,25 @@ def endpoint_problems(reinforcement: Reinforcement, operator: Operator) -> list[
     if (wrong := schema_mistake(reinforcement.response_format, grammar=True)) is not None:
         problems.append(Problem(wrong.code, "method.reinforcement.response_format", str(wrong), wrong.remedy))
     problems += all_grader_problems(reinforcement, operator)
-    return problems + _address_problems(reinforcement, Guard(operator.allowed_networks))
+    return problems + _address_problems(reinforcement, Guard(operator.reachable))
 
 
 def _address_problems(reinforcement: Reinforcement, guard: Guard) -> list[Problem]:
-    """URLs with an IP address that the operator does not allow; host names are resolved by the dry run."""
-    urls = [(where, url) for where, url, _ in _called(reinforcement)]
-    graders = graders_of(reinforcement)
-    urls += [(f"{where}.url", spec.url) for where, spec in graders if isinstance(spec, EndpointGrader)]
+    """Report URLs with an IP address that the operator does not allow; the dry run resolves host names."""
     problems = []
-    for where, url in urls:
+    for where, url in endpoint_urls(reinforcement):
         mistake = None if endpoint_mistake(url, {}) else guard.mistake(url)
         if mistake is not None:
             problems.append(Problem("forbidden_address", where, *mistake))
     return problems
+
+
+def endpoint_urls(reinforcement: Reinforcement) -> Iterator[tuple[str, str]]:
+    """Yield the (field, URL) of all tools, sessions and graders."""
+    yield from ((where, url) for where, url, _ in _called(reinforcement))
+    for where, spec in graders_of(reinforcement):
+        if isinstance(spec, EndpointGrader):
+            yield f"{where}.url", spec.url
 
 
 def _called(reinforcement: Reinforcement) -> Iterator[tuple[str, str, Headers]]:
@@ -80,7 +85,7 @@ def check_grader(spec: GraderSpec, operator: Operator) -> None:
     """
     graders = list(_parts(spec))
     problems = size_problems(graders) or grader_problems(spec, operator, "grader")
-    guard = Guard(operator.allowed_networks)
+    guard = Guard(operator.reachable)
     for place, part in graders:
         if isinstance(part, EndpointGrader) and not endpoint_mistake(part.url, {}):
             mistake = guard.mistake(part.url)

@@ -22,6 +22,7 @@ from actors.graders.sample import sample_of
 from actors.grading.factory import all_grader_problems
 from actors.grading.pool import GraderPool
 from actors.runtime.calls import outcome_of
+from cluster.preflight.job_endpoints import allow_own_endpoints
 from cluster.records.run_folder import RunFolder
 from trainer.data.rollout_files import ROLLOUTS_SUFFIX, read_groups
 from trainer.errors import InvalidJob, Problem, RftError, UserError, first_error
@@ -72,11 +73,13 @@ async def grade_file(
     *,
     name: str | None = None,
     repeat: int = 1,
+    own_endpoints: bool = False,
     done: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Reinforcement, list[Case], list[list[Regraded]]]:
     """Grade all rollouts of `file` `repeat` times.
 
-    After each grade, `done` is called with the number of grades so far and the total.
+    With `own_endpoints`, the graders may have the loopback and private addresses that the file `grader` names, as in
+    `allow_own_endpoints`. After each grade, `done` is called with the number of grades so far and the total.
 
     Returns:
         The contents of the grader's file, the rollouts, and the outcomes `[run][rollout]`.
@@ -86,6 +89,8 @@ async def grade_file(
         UserError: An endpoint answered 401 or 403, or this machine has no sandbox for a python grader.
     """
     reinforcement = read_grader(grader, operator)
+    if own_endpoints:
+        operator = allow_own_endpoints(operator, reinforcement, None)
     cases = read_cases(file, name)
     runs = []
     for number in range(repeat):

@@ -50,12 +50,7 @@ class Way:
         self._example = example
         self._job = job
         self._model = f"{example.name.upper()}_MODEL"
-        self._environment = {
-            **os.environ,
-            **variables,
-            self._model: str(model),
-            "AGENT_RFT_CONFIG": str(example / "agent-rft.yaml"),
-        }
+        self._environment = {**os.environ, **variables, self._model: str(model)}
 
     def untrained(self) -> None:
         minutes = self._run("eval", self._job, "--runs", self.folder / "untrained")

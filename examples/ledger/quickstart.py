@@ -11,14 +11,13 @@ from pathlib import Path
 from examples.ledger.services import run_with_services
 
 JOB = Path(__file__).with_name("job.yaml")
-CONFIG = Path(__file__).with_name("agent-rft.yaml")
 
 
 def main() -> None:
     arguments = sys.argv[1:]
     job = arguments.pop(0) if arguments and not arguments[0].startswith("-") else str(JOB)
     agent_rft = str(Path(sys.executable).with_name("agent-rft"))
-    sys.exit(run_with_services([agent_rft, "train", job, "--config", str(CONFIG), *arguments]))
+    sys.exit(run_with_services([agent_rft, "train", job, *arguments]))
 
 
 if __name__ == "__main__":

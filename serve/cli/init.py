@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -43,6 +44,9 @@ def init_command(
         str | None, typer.Option(help="the start model, a folder or a Hugging Face name (default: a toy to try with)")
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="the port of the project's server")] = PORT,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="also write agent-rft.yaml, so that jobs of `agent-rft serve` may call it")
+    ] = False,
 ) -> None:
     """Write a project to begin with: a job, its rows, and the server of its tools and grader.
 
@@ -59,11 +63,11 @@ def init_command(
     if wanted is None and example is None and sys.stdin.isatty():
         wanted = asked(_prompt)
     if wanted is not None:
-        typer.echo(write_own_project(folder, wanted))
+        typer.echo(write_own_project(folder, replace(wanted, serves=serve)))
         return
     from serve.projects.example import write_project
 
-    typer.echo(write_project(folder, example or "ledger"))
+    typer.echo(write_project(folder, example or "ledger", serve))
 
 
 def asked(ask: Ask) -> Wanted | None:

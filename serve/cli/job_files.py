@@ -1,4 +1,4 @@
-"""What the commands share that take a job file: their arguments, and how the file is read."""
+"""Arguments and reading of job files, for the commands that take one."""
 
 from __future__ import annotations
 
@@ -37,20 +37,37 @@ def read_operator(config: Path | None) -> Operator:
     return load_operator(config)
 
 
-def read_job_file(path: Path, operator: Operator, model: str | None = None) -> JobSpec:
-    """The job of a file, with `model` in place of its own. What its form and its files show is found in a second."""
+def read_job_file(
+    path: Path, operator: Operator, address: str | None, model: str | None = None
+) -> tuple[JobSpec, Operator]:
+    """Read and check a job file; this takes a second, because nothing is started or called.
+
+    Args:
+        path: The job file.
+        operator: The operator's configuration.
+        address: The Ray cluster of the command; None if the command starts its own.
+        model: Replaces the job's model if it is not None.
+
+    Returns:
+        The job, and `operator` with the endpoints of the job that it may call on this machine.
+
+    Raises:
+        InvalidJob: The job has problems; lists all that its file, rows and model folder show.
+    """
     from trainer.spec.job_file import load_job, read_job
 
     job, problems = read_job(path)
     if job is None:
-        return load_job(path)  # raises
+        return load_job(path), operator  # raises
+    from cluster.preflight.job_endpoints import allow_own_endpoints
     from cluster.preflight.static import invalid_job, static_problems
 
     job = job if model is None else job.model_copy(update={"model": model})
+    operator = allow_own_endpoints(operator, job, address)
     if problems := [*problems, *static_problems(job, operator)]:
         with job_lines(path):
             raise invalid_job(problems)
-    return job
+    return job, operator
 
 
 def given_options(options: Mapping[str, object]) -> list[str]:

@@ -10,6 +10,7 @@ Exit codes: 0 success, 1 failure, 2 invalid job or command line, 3 the followed 
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -131,7 +132,13 @@ def train_command(
         if folder is not None:
             _restore(folder, operator)
         resumed = resume is not None or (run_folder is not None and _has_checkpoint(run_folder))
-        spec = _load_accepted(job, folder) if folder is not None and resumed else read_job_file(job, operator)
+        if folder is not None and resumed:
+            from cluster.preflight.job_endpoints import allow_own_endpoints
+
+            spec = _load_accepted(job, folder)
+            operator = allow_own_endpoints(operator, spec, address)
+        else:
+            spec, operator = read_job_file(job, operator, address)
         with importing():
             from cluster.run.driver import train, train_in
 
@@ -168,8 +175,7 @@ def eval_command(
     config: ConfigFile = None,
 ) -> None:
     """Grade a model on a file without training; all traces are saved."""
-    operator = read_operator(config)
-    spec = read_job_file(job, operator, model)
+    spec, operator = read_job_file(job, read_operator(config), address, model)
     with importing():
         from cluster.run.driver import evaluate_model
 
@@ -192,8 +198,7 @@ def check_command(
     ] = False,
 ) -> None:
     """Check a job without starting it; each tool and the grader are called once. All problems are listed."""
-    operator = read_operator(config)
-    spec = read_job_file(job, operator)
+    spec, operator = read_job_file(job, read_operator(config), address)
     with importing():
         from cluster.preflight.shown_prompt import first_prompt
         from cluster.run.driver import check
@@ -316,6 +321,7 @@ def grade_command(
                 operator,
                 name=name,
                 repeat=repeat,
+                own_endpoints=not os.environ.get("RAY_ADDRESS"),  # in a Ray job, the cluster is not the user's own
                 done=lambda count, total: progress.update(bar, completed=count, total=total),
             )
         )

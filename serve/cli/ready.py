@@ -56,8 +56,7 @@ def ready_command(
     """
     if resume is not None and not resume.is_dir():
         raise typer.BadParameter(f"{resume} is not a run folder", param_hint="--resume")
-    operator = read_operator(config)
-    spec = read_job_file(job, operator)
+    spec, operator = read_job_file(job, read_operator(config), address)
     with importing():
         from cluster.run.driver import look_before
         from cluster.run.readiness import Look

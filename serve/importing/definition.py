@@ -25,7 +25,7 @@ from serve.importing.secrets import DOLLAR, Secrets
 from serve.importing.source import ROWS
 from serve.importing.wire import WireJob
 from trainer.errors import InvalidJob, Problem
-from trainer.spec.endpoints import ToolSpec
+from trainer.spec.endpoints import MAX_TIMEOUT_S, OPENAI_CALL_S, ToolSpec
 from trainer.spec.graders import LabelModelGrader, PythonGrader, ScoreModelGrader, TextSimilarityGrader
 from trainer.spec.integrations import WandbSettings
 from trainer.spec.job import JobSpec, Reinforcement, RolloutLimits
@@ -119,12 +119,13 @@ def _method(job: WireJob, secrets: Secrets, notes: list[str]) -> dict[str, Any]:
         part["tools"] = [_tool(tool, i, secrets, notes) for i, tool in enumerate(part["tools"])]
     for name in ("grader", "held_out_grader"):
         if name in part:
-            part[name] = _grader(part[name], name, secrets)
+            part[name] = _grader(part[name], name, secrets, notes)
     for i, guard in enumerate(part["guards"] if isinstance(part.get("guards"), list) else ()):
         if isinstance(guard, dict):
-            guard["grader"] = _grader(guard.get("grader"), f"guards[{i}].grader", secrets)
+            guard["grader"] = _grader(guard.get("grader"), f"guards[{i}].grader", secrets, notes)
     if "session" in part:
-        part["session"] = secrets.endpoint(part["session"], "session", "start_url", "end_url")
+        session = secrets.endpoint(part["session"], "session", "start_url", "end_url")
+        part["session"] = _with_openai_timeouts(session, "session", notes)
     if part.pop("signing_secret", None) is not None:
         notes.append("signing_secret: left out, since no API shows it; set it again if your server checks it")
     if secrets.without_headers:
@@ -159,22 +160,40 @@ def _tool(tool: Any, index: int, secrets: Secrets, notes: list[str]) -> Any:
         names = ", ".join(one_line(str(name)) for name in unknown)
         notes.append(f"tools[{index}]: left out {names}, which may be secret; add what your server needs")
     known = {name: value for name, value in tool.items() if name not in unknown}
-    return secrets.endpoint(known, f"tools[{index}]", "server_url")
+    place = f"tools[{index}]"
+    return _with_openai_timeouts(secrets.endpoint(known, place, "server_url"), place, notes)
 
 
-def _grader(grader: Any, place: str, secrets: Secrets) -> Any:
+def _grader(grader: Any, place: str, secrets: Secrets, notes: list[str]) -> Any:
     if not isinstance(grader, dict):
         return grader
     if grader.get("type") == "endpoint":
-        return secrets.endpoint(grader, place, "url")
+        return _with_openai_timeouts(secrets.endpoint(grader, place, "url"), place, notes)
     parts = grader.get("graders")
     if grader.get("type") == "multi" and isinstance(parts, dict):
         if isinstance(parts.get("type"), str):  # a single grader, as the SDK's types have it
             parts = {str(parts.get("name") or parts["type"]): parts}
         return grader | {
-            "graders": {name: _grader(part, f"{place}.graders.{name}", secrets) for name, part in parts.items()}
+            "graders": {name: _grader(part, f"{place}.graders.{name}", secrets, notes) for name, part in parts.items()}
         }
     return grader
+
+
+def _with_openai_timeouts(endpoint: Any, place: str, notes: list[str]) -> Any:
+    """Return an endpoint whose calls take at most as long as OpenAI's; each change adds a note."""
+    if not isinstance(endpoint, dict):
+        return endpoint
+    longer = {
+        name: value
+        for name in ("timeout_s", "attempt_timeout_s")
+        if isinstance(value := endpoint.get(name), int | float) and value > OPENAI_CALL_S
+    }
+    for name, value in longer.items():
+        notes.append(
+            f"{one_line(place)}.{name} was {cut(str(value), 40)} and is {OPENAI_CALL_S:g} now, the limit at OpenAI; "
+            f"you can raise it in the job file, to at most {MAX_TIMEOUT_S}"
+        )
+    return endpoint | dict.fromkeys(longer, OPENAI_CALL_S)
 
 
 # -- its form ----------------------------------------------------------------------------------------------------------
@@ -226,7 +245,10 @@ def _check(reinforcement: Reinforcement, written: Mapping[str, Any], notes: list
     for problem in forbidden:
         field = problem.field.removeprefix("method.reinforcement.")
         places.setdefault((problem.message, problem.remedy), []).append(field)
-    notes += [f"{', '.join(fields)}: {message}; {remedy}" for (message, remedy), fields in places.items()]
+    notes += [
+        f"{', '.join(fields)}: {message}; for `agent-rft serve` and shared clusters, {remedy}"
+        for (message, remedy), fields in places.items()
+    ]
 
 
 # -- judges and python graders -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import serve
-from serve.projects.folder import SCHEMAS, command, schemas, write_files
+from serve.projects.folder import SCHEMAS, command, settings, write_files
 
 EXAMPLES = Path(serve.__file__).parents[1] / "examples"
 LEDGER_MODULES = ("__init__", "app", "latency", "questions", "server", "tools", "vocabulary", "world")
@@ -22,11 +22,13 @@ LEDGER_MODULES = ("__init__", "app", "latency", "questions", "server", "tools", 
 class Example:
     """What a project is made of: `files` are paths in the example's folder by those in the project, folders included.
 
-    In copied Python files, `package` becomes `renamed`. `server` is what Python is given to run the server; `first` are
-    commands that are run before the job is checked, and `evaluated` is the file whose rows `agent-rft eval` grades.
+    In copied Python files, `package` becomes `renamed`. `server` has Python's arguments that run the server, which
+    listens at `ports`; `first` are commands to run before the job is checked, and `evaluated` is the file whose rows
+    `agent-rft eval` grades.
     """
 
     server: str
+    ports: tuple[int, ...]
     files: Mapping[str, str]
     package: str
     renamed: str
@@ -38,12 +40,14 @@ _LEDGER_FILES = {"project": "", "base": "base", "data": "data"}
 PROJECTS = {
     "ledger": Example(
         "-m ledger.server --tools-port 8701 --grader-port 8702",
+        (8701, 8702),
         _LEDGER_FILES | {f"{module}.py": f"ledger/{module}.py" for module in LEDGER_MODULES},
         "examples.ledger",
         "ledger",
     ),
     "endpoint": Example(
         "-m uvicorn server:app --port 8700",
+        (8700,),
         {"project": "", "server.py": "server.py", "rows.jsonl": "rows.jsonl"},
         "examples.endpoint.",
         "",
@@ -53,14 +57,16 @@ PROJECTS = {
 }
 
 
-def write_project(folder: Path, example: str) -> str:
-    """Writes the project and returns the next steps, as lines that can be copied.
+def write_project(folder: Path, example: str, serves: bool = False) -> str:
+    """Write the project and return the next steps, as lines that can be copied.
+
+    With `serves`, it is prepared for jobs of `agent-rft serve`.
 
     Raises:
         UserError: the folder is not empty, or cannot be written.
     """
     project = PROJECTS[example]
-    write_files(folder, _contents(project, EXAMPLES / example))
+    write_files(folder, _contents(project, EXAMPLES / example) | settings(project.ports, serves))
     return _next_steps(folder, project)
 
 
@@ -74,7 +80,6 @@ def _contents(project: Example, root: Path) -> dict[Path, bytes]:
         elif source.suffix == ".yaml":
             content = re.sub(rb"\$schema=\S+/", f"$schema={SCHEMAS}/".encode(), content)
         found[target] = content
-    found |= schemas()
     return found
 
 

@@ -6,11 +6,12 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from serve.reference.schemas import schema_of
 from trainer.errors import UserError
+from trainer.spec.operator.config_file import DEFAULT_FILE
 
 SCHEMAS = "schemas"
 """The folder of the project's JSON schemas, which the first lines of its YAML files name for editors."""
@@ -52,11 +53,23 @@ def write_files(folder: Path, contents: Mapping[Path, bytes]) -> None:
         raise
 
 
-def schemas() -> dict[Path, bytes]:
-    """The files with the schemas of job.yaml and agent-rft.yaml."""
-    files = ("job", "operator")
-    texts = {file: json.dumps(schema_of(file), indent=2, ensure_ascii=False) + "\n" for file in files}
-    return {Path(SCHEMAS, f"{file}.json"): text.encode() for file, text in texts.items()}
+def settings(ports: Sequence[int], serves: bool) -> dict[Path, bytes]:
+    """Return the files that a project's YAML files need besides themselves.
+
+    Args:
+        ports: Ports of the project's server.
+        serves: Whether `agent-rft serve` runs the project's jobs: they may call only what `agent-rft.yaml` names.
+    """
+    found = {Path(SCHEMAS, f"{file}.json"): schema_of(file) for file in (("job", "operator") if serves else ("job",))}
+    files = {path: (json.dumps(schema, indent=2, ensure_ascii=False) + "\n").encode() for path, schema in found.items()}
+    if serves:
+        entries = json.dumps([f"127.0.0.1:{port}" for port in ports])
+        files[Path(DEFAULT_FILE)] = (
+            f"# yaml-language-server: $schema={SCHEMAS}/operator.json\n"
+            "# The operator's configuration for `agent-rft serve`: its jobs may call the server of this project.\n"
+            f"allowed_networks: {entries}\n"
+        ).encode()
+    return files
 
 
 def command(name: str) -> str:

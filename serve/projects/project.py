@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from serve.projects import PORT
 from serve.projects.example import EXAMPLES
 from serve.projects.examples import Examples, read_examples
-from serve.projects.folder import check_is_free, command, schemas, write_files
+from serve.projects.folder import check_is_free, command, settings, write_files
 from serve.projects.functions import Module, read_module
 from serve.projects.openapi import Api, read_api
 from serve.projects.rows import FILES, GROUP, rows_of, split, starter_rows
@@ -34,13 +34,18 @@ _TEMPLATES = Environment(
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the user said: `sources` are what `--from` names, `tools` the only ones to take; model None: the toy."""
+    """Requested contents of a project.
+
+    `sources` are the values of `--from`, `tools` the only tools to take. Without a model, the project has the toy.
+    """
 
     sources: tuple[str, ...]
     tools: tuple[str, ...] = ()
     system: str = ""
     model: str | None = None
     port: int = PORT
+    serves: bool = False
+    """Whether `agent-rft serve` runs the project's jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +156,14 @@ def _contents(
         "model": _literal(_model(wanted.model)) if wanted.model is not None else "base",
         "tokens": TOY_TOKENS if toy else TOKENS,
         "port": wanted.port,
+        "serves": wanted.serves,
         "suffix": re.sub(r"[^a-z0-9-]+", "-", folder.resolve().name.lower()).strip("-")[:40] or "agent",
         "files": _literal(FILES),
         "counts": ", ".join(f"{len(rows[name])} {name}" for name in FILES),
         "notes": notes,
     }
     found: dict[Path, bytes] = {}
-    for name in ("README.md", "job.yaml", "agent-rft.yaml", "server.py", "grader.py", "test_grader.py"):
+    for name in ("README.md", "job.yaml", "server.py", "grader.py", "test_grader.py"):
         found[Path(name)] = _TEMPLATES.get_template(f"{name}.jinja").render(values).encode()
     for name, part in rows.items():
         found[Path("rows", f"{name}.jsonl")] = "".join(
@@ -171,7 +177,7 @@ def _contents(
         found[Path("operations.json")] = (json.dumps(operations, indent=2, ensure_ascii=False) + "\n").encode()
     if toy:
         found |= {Path("base", path.name): path.read_bytes() for path in sorted(TOY.iterdir())}
-    return found | schemas()
+    return found | settings([wanted.port], wanted.serves)
 
 
 def _literal(value: str | Sequence[str]) -> str:

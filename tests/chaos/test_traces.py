@@ -14,7 +14,7 @@ import yaml
 from cluster.records.run_folder import RunFolder
 from tests.chaos.ledger import faulty_ledger
 from tests.chaos.plan import Faults, Plan
-from tests.e2e.command import AGENT_RFT, CONFIG, kill, marked, processes_left
+from tests.e2e.command import AGENT_RFT, kill, marked, processes_left
 from tests.support.collector import Collector, Received
 from tests.support.paths import LEDGER
 from trainer.types import Rollout
@@ -36,7 +36,7 @@ def job_in(folder: Path, collector: str) -> list[str]:
     numbers = {"batch_size": BATCH, "n_epochs": 1, "compute_multiplier": 1}
     job["method"]["reinforcement"]["hyperparameters"] = numbers
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
-    operator = yaml.safe_load(CONFIG.read_text()) | {"traces": {"endpoint": collector, "share": 1.0}}
+    operator = {"traces": {"endpoint": collector, "share": 1.0}}
     (folder / "agent-rft.yaml").write_text(yaml.safe_dump(operator))
     command = [AGENT_RFT, "train", str(folder / "job.yaml"), "--config", str(folder / "agent-rft.yaml")]
     return [*command, "--run-folder", str(folder / "run")]

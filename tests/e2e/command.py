@@ -11,9 +11,10 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.paths import LEDGER
+from tests.support.paths import ROOT
 
-CONFIG = LEDGER / "agent-rft.yaml"
+CONFIG = ROOT / "tests" / "support" / "cluster.yaml"
+"""The configuration for commands on a cluster that they do not start themselves."""
 AGENT_RFT = str(Path(sys.executable).with_name("agent-rft"))
 MARK = "AGENT_RFT_TEST"
 """An environment variable of every process that a test starts: those that run after it were left behind."""
@@ -33,7 +34,9 @@ def run(*arguments: str | Path, environment: Mapping[str, str]) -> subprocess.Co
 
 
 def marked(environment: Mapping[str, str]) -> dict[str, str]:
-    return {**environment, MARK: str(os.getpid()), "AGENT_RFT_CONFIG": str(CONFIG)}
+    """Return the environment of a process that `processes` finds, without an operator configuration from outside the test."""
+    own = {name: value for name, value in environment.items() if name != "AGENT_RFT_CONFIG"}
+    return own | {MARK: str(os.getpid())}
 
 
 def processes() -> Iterator[psutil.Process]:

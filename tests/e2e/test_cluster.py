@@ -130,7 +130,7 @@ def jobs(cluster: Head, environment: dict[str, str], tmp_path_factory: pytest.Te
     """`ray job`, and the working directory that is submitted."""
     folder = tmp_path_factory.mktemp("jobs")
     shutil.copytree(LEDGER / "base", folder / "base")
-    shutil.copy(CONFIG, folder)  # found in the working directory
+    shutil.copy(CONFIG, folder / "agent-rft.yaml")  # found in the working directory
     return RayJobs(folder, cluster.dashboard, environment), folder
 
 

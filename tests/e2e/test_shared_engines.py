@@ -16,7 +16,7 @@ import yaml
 from actors.engine.shared.actor import SharedEngine
 from cluster.records.run_folder import RunFolder
 from examples.ledger.services import services
-from tests.e2e.command import AGENT_RFT, kill, marked
+from tests.e2e.command import AGENT_RFT, CONFIG, kill, marked
 from tests.e2e.head import BIN, head
 from tests.support.paths import LEDGER
 
@@ -45,7 +45,7 @@ def write_job(folder: Path, seed: int) -> Path:
 def test_two_jobs_train_on_one_engine_and_on_another_when_it_was_killed(tmp_path: Path) -> None:
     with services() as ledger:
         path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-        environment = marked({**ledger, "PATH": path, "RAY_AUTH_MODE": "disabled"})
+        environment = marked({**ledger, "PATH": path, "RAY_AUTH_MODE": "disabled"}) | {"AGENT_RFT_CONFIG": str(CONFIG)}
         with head(tmp_path / "head.log", environment, cores=3) as cluster:
             jobs = []
             for seed in (1, 2):

@@ -100,7 +100,9 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
         "forbidden_address": CheckCode(
             "The host has an address that jobs may not call: this machine, a private network or a cloud's metadata "
             "service. Otherwise anybody who may create jobs could reach what is behind the firewall. Names are "
-            "resolved at each connection, so a name that changes its address does not help.",
+            "resolved at each connection, so a name that changes its address does not help. Commands that start their "
+            "own Ray cluster may call the loopback and private addresses in the job file, unless `agent-rft.yaml` "
+            "sets `allowed_networks`.",
             "Let the operator add the entry that the message names, or use a public address. For a tool at port 8000 "
             'of your own machine: `allowed_networks: ["127.0.0.1:8000"]` in `agent-rft.yaml`.',
             stops_accepted=True,

@@ -145,8 +145,8 @@ class EndpointGrader(GraderBase, Endpoint):
     type: Literal["endpoint"]
     """Your own server grades."""
     url: str
-    """URL that receives POST {sample, item, trace_id} and answers {score}, a finite number. Private addresses must be
-    in the operator's `allowed_networks`."""
+    """URL that receives POST {sample, item, trace_id} and answers {score}, a finite number. Private addresses need an
+    entry in the operator's `allowed_networks`, unless the command starts its own Ray cluster."""
     hedge_after_s: Annotated[float, Field(gt=0)] | None = None
     """Seconds without an answer after which the sample is sent again while the first request is still in flight; the
     first answer wins. Set it to cut off rare slow answers, if grading a sample twice does no harm."""

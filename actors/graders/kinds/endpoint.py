@@ -41,7 +41,7 @@ class EndpointGrade:
             spec,
             GraderFailed,
             timing,
-            allowed_networks=operator.allowed_networks,
+            allowed_networks=operator.reachable,
             hedge_after_s=spec.hedge_after_s,
             signer=signer,
         )

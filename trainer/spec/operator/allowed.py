@@ -1,4 +1,7 @@
-"""One entry of the operator's `allowed_networks`: a network, an address or a host, with or without a port."""
+"""One entry of the operator's `allowed_networks`: a network, an address or a host, with or without a port.
+
+The endpoints that a job on one's own machine may call have the same type (see `Operator.reachable`).
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,16 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What jobs may reach: either a `network` or a `host` (lower case); port None: all ports."""
+    """What jobs may reach: either a `network` or a `host` (lower case); port None: all ports.
+
+    A `host` opens its port to URLs that name it, whatever it resolves to. With `is_local_only` it may be an IP address,
+    and only loopback and private addresses are opened.
+    """
 
     network: Network | None
     host: str | None
     port: int | None
+    is_local_only: bool = False
 
     def __str__(self) -> str:
         """The entry as it is written in the configuration."""
@@ -40,10 +48,10 @@ class Allowed:
 
 
 def parse_allowed(text: str) -> Allowed:
-    """The entry that `text` describes.
+    """Parse an entry of the configuration.
 
     Raises:
-        ValueError: it describes none; says why if it is a common mistake, and never shows the text.
+        ValueError: The text is not an entry. The message explains common mistakes and never contains the text.
     """
     place, port = text, None
     network = _network(text)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, PrivateAttr, SecretStr
 
 from trainer.spec.endpoints import Endpoint, Headers, Positive, Strict
 from trainer.spec.integrations import IntegrationAccess
-from trainer.spec.operator.allowed import AllowedEntry
+from trainer.spec.operator.allowed import Allowed, AllowedEntry
 
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -129,10 +130,12 @@ class Operator(Strict):
     """The operator's configuration file."""
 
     allowed_networks: tuple[AllowedEntry, ...] = ()
-    """What tools, graders and sessions of jobs may reach at private, loopback and link-local addresses: networks,
+    """Private, loopback and link-local addresses that tools, graders and sessions of jobs may have: networks,
     addresses and hosts, each with a port or, without one, on all ports, such as 127.0.0.1:8700, 10.20.0.0/16:443,
     [fd00::5]:8000 or tools.internal:8000. A host allows what its name resolves to when a connection is made, to URLs
-    with that very name only. Public addresses are always allowed; keep it as narrow as your tools allow."""
+    with that very name only. Public addresses are always allowed; keep it as narrow as your tools allow. If this is
+    not set, a command that starts its own Ray cluster on this machine may also call the loopback and private addresses
+    that its job file names; set an empty list to forbid that."""
     models: dict[str, ModelEndpoint] = Field(default_factory=dict)
     """Judge and embedding models, by the name that graders use in `model`; a name also stands for its dated forms."""
     unsandboxed_python: bool = False
@@ -165,6 +168,22 @@ class Operator(Strict):
     """Where complete checkpoints are copied: an fsspec URL such as s3://bucket/checkpoints or gs://bucket/checkpoints,
     below which each run has a folder of its name. A run whose folder was lost resumes from there. Credentials come from
     the environment. Set it if run folders are on disks that may be lost; null: none."""
+
+    _job_endpoints: tuple[Allowed, ...] = PrivateAttr(default=())
+
+    @property
+    def reachable(self) -> tuple[Allowed, ...]:
+        """Everything besides public addresses that endpoints of a job may have."""
+        return self.allowed_networks + self._job_endpoints
+
+    def with_job_endpoints(self, endpoints: Iterable[Allowed]) -> Operator:
+        """Return a copy that also allows `endpoints`, those of a job that the operator runs.
+
+        No configuration file can contain them, so no job of somebody else gets them.
+        """
+        copy = self.model_copy()
+        copy._job_endpoints = tuple(endpoints)
+        return copy
 
 
 NOTHING_ALLOWED = Operator()

@@ -35,15 +35,28 @@ def test_a_project_is_complete_and_the_next_steps_are_lines_to_copy(example: str
     assert getattr(job, PROJECTS[example].evaluated), "the job has the file that the last line evaluates"
     assert f"eval job.yaml --file {PROJECTS[example].evaluated} " in lines[-1]
     assert job.training_file and Path(job.training_file).is_relative_to(folder)
-    ports = set(re.findall(r"127\.0\.0\.1:\d+", (folder / "job.yaml").read_text()))
-    assert ports == {str(entry) for entry in load_operator(None, folder).allowed_networks}, "no more than its server"
     assert PROJECTS[example].server in (folder / "README.md").read_text()
-    for name, schema in (("job.yaml", "job"), ("agent-rft.yaml", "operator")):
-        first, _ = (folder / name).read_text().split("\n", 1)
-        path = first.removeprefix("# yaml-language-server: $schema=")
-        assert json.loads((folder / path).read_text()) == schema_of(schema)
+    check_schema(folder / "job.yaml", "job")
+    assert not (folder / "agent-rft.yaml").exists(), "commands on this machine need none"
     for file in folder.rglob("*.py"):
         assert "examples." not in file.read_text(), "a project imports nothing from the examples"
+
+
+def check_schema(file: Path, name: str) -> None:
+    """Check that editors find the schema that the first line of a project's file names."""
+    first, _ = file.read_text().split("\n", 1)
+    path = first.removeprefix("# yaml-language-server: $schema=")
+    assert json.loads((file.parent / path).read_text()) == schema_of(name)
+
+
+@pytest.mark.parametrize("example", list(PROJECTS))
+def test_project_for_serve_allows_exactly_the_ports_of_its_server(example: str, tmp_path: Path) -> None:
+    folder = tmp_path / "shop"
+    result = CliRunner().invoke(app, ["init", str(folder), "--example", example, "--serve"])
+    assert result.exit_code == 0
+    ports = set(re.findall(r"127\.0\.0\.1:\d+", (folder / "job.yaml").read_text()))
+    assert ports == {str(entry) for entry in load_operator(None, folder).allowed_networks} != set()
+    check_schema(folder / "agent-rft.yaml", "operator")
 
 
 def test_the_ledgers_project_has_the_examples_job_at_ports_of_its_own(tmp_path: Path) -> None:

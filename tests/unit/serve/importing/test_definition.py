@@ -69,6 +69,31 @@ def test_any_value_in_a_job_is_accepted_or_named(part: str, value: Any) -> None:
         assert all(line.isprintable() for line in read_me(job, definition, ROWS, "x").splitlines())
 
 
+def test_calls_of_an_imported_job_keep_the_limit_of_openai() -> None:
+    long = {"timeout_s": 18_000, "attempt_timeout_s": 10**400}
+    grader = {"type": "endpoint", "url": "https://tools.example.com/grade"}
+    method = reinforcement(
+        {"type": "multi", "graders": {"mine": grader | long}, "calculate_output": "mine"},
+        tools=[{"name": "search", "server_url": "https://tools.example.com"} | long],
+        session={"start_url": "https://tools.example.com/start"} | long,
+        guards=[{"name": "safe", "grader": grader | {"timeout_s": 60}}],
+    )
+    definition = definition_of(WireJob.model_validate(recorded(method)), ROWS, None)
+
+    written = definition.job["method"]["reinforcement"]
+    for endpoint in (written["tools"][0], written["session"], written["grader"]["graders"]["mine"]):
+        assert (endpoint["timeout_s"], endpoint["attempt_timeout_s"]) == (600, 600)
+    assert written["guards"][0]["grader"]["timeout_s"] == 60
+    assert [note.partition(" was ")[0] for note in definition.notes if "the limit at OpenAI" in note] == [
+        "tools[0].timeout_s",
+        "tools[0].attempt_timeout_s",
+        "grader.graders.mine.timeout_s",
+        "grader.graders.mine.attempt_timeout_s",
+        "session.timeout_s",
+        "session.attempt_timeout_s",
+    ]
+
+
 @settings(max_examples=100, deadline=None)
 @given(TEXT)
 def test_a_text_means_the_same_in_the_job_file(text: str) -> None:

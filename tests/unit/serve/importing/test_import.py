@@ -149,7 +149,8 @@ def test_a_model_in_a_folder_is_not_downloaded(api: FakeOpenAI, tmp_path: Path) 
         ({"method": reinforcement(signing_secret="*")}, "signing_secret: left out"),
         (
             {"method": reinforcement({"type": "endpoint", "url": "http://10.0.0.1/g"})},
-            "grader.url: its URL points to 10.0.0.1, a private address; add 10.0.0.1:80 to allowed_networks",
+            "grader.url: its URL points to 10.0.0.1, a private address; for `agent-rft serve` and shared "
+            "clusters, add 10.0.0.1:80 to allowed_networks",
         ),
         (
             {

@@ -74,9 +74,8 @@ def check_files(project: Path, num_rows: int) -> None:
     assert len({row["messages"][-1]["content"] for row in rows}) == len(rows) == num_rows
     names = [tool.name for tool in job.reinforcement.tools]
     assert all([tool["function"]["name"] for tool in row.get("tools", [])] == names for row in rows)
-    (allowed,) = load_operator(None, project).allowed_networks
-    urls = [tool.server_url for tool in job.reinforcement.tools]
-    assert all(url.startswith(f"http://{allowed}/tools/") for url in urls)
+    server, _ = job.reinforcement.grader.url.split("/grade")
+    assert all(tool.server_url.startswith(f"{server}/tools/") for tool in job.reinforcement.tools)
 
 
 def test_a_project_of_functions_and_questions_runs_at_once(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.operator.config import NOTHING_ALLOWED
 from trainer.spec.operator.config_file import load_operator
@@ -75,8 +74,3 @@ def test_a_mistake_names_its_field_and_line(tmp_path: Path, text: str, field: st
 def test_no_key_is_shown(tmp_path: Path) -> None:
     bad = GOOD.replace('"${JUDGE_KEY}"', "4711471147")
     assert "4711471147" not in str(problems_of(tmp_path, bad))
-
-
-def test_the_example_allows_this_machine_and_nothing_else() -> None:
-    (entry,) = load_operator(ROOT / "examples" / "ledger" / "agent-rft.yaml").allowed_networks
-    assert str(entry) == "127.0.0.1/32"

@@ -1,0 +1,64 @@
+"""The loopback and private endpoints that a job file names, for commands that run the job on the operator's machine.
+
+A job file is trusted like a Makefile there: the person who starts it is the operator, and the Ray cluster is their own.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from ipaddress import ip_address
+from typing import Any
+
+from yarl import URL
+
+from actors.endpoints.address_guard import IPAddress, is_local, is_public, parse_address
+from actors.endpoints.url import endpoint_mistake
+from cluster.preflight.form_check import endpoint_urls
+from trainer.spec.job import JobSpec, Reinforcement
+from trainer.spec.operator.allowed import Allowed
+from trainer.spec.operator.config import Operator
+
+Resolve = Callable[[str, int], Sequence[IPAddress]]
+"""Returns the addresses of a host and port; none if the name is unknown."""
+
+
+def resolve(host: str, port: int) -> list[IPAddress]:
+    """Return what the system's resolver knows about `host`."""
+    try:
+        found: list[tuple[Any, ...]] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # unknown, or not a host name: the check of the job reports it
+        return []
+    return [ip_address(address) for *_, (address, *_) in found]
+
+
+def allow_own_endpoints(
+    operator: Operator, job: JobSpec | Reinforcement | None, address: str | None, resolve: Resolve = resolve
+) -> Operator:
+    """Return `operator`, which also allows the endpoints of `job` if the command starts its own Ray cluster.
+
+    Host names are resolved here, once. A name that has a public address now stays limited to public addresses, so
+    whoever controls its DNS cannot direct calls into the operator's network later.
+
+    Args:
+        operator: The configuration. If it sets `allowed_networks`, even to an empty list, it is returned unchanged.
+        job: A job, or the part of it that has endpoints; None has no endpoints.
+        address: Address of the Ray cluster; None if the command starts one on this machine.
+        resolve: Resolver of host names.
+    """
+    reinforcement = job.method.reinforcement if isinstance(job, JobSpec) else job
+    if address is not None or reinforcement is None or "allowed_networks" in operator.model_fields_set:
+        return operator
+    return operator.with_job_endpoints(dict.fromkeys(_own_endpoints(reinforcement, resolve)))
+
+
+def _own_endpoints(reinforcement: Reinforcement, resolve: Resolve) -> Iterator[Allowed]:
+    for _, text in endpoint_urls(reinforcement):
+        if endpoint_mistake(text, {}):
+            continue  # the check of the job reports it
+        url = URL(text)
+        host, port = url.raw_host or "", url.port or 0
+        numeric = parse_address(host)
+        addresses = resolve(host, port) if numeric is None else [numeric]
+        if any(map(is_local, addresses)) and not any(map(is_public, addresses)):
+            yield Allowed(None, host, port, is_local_only=True)
