@@ -36,7 +36,6 @@ from trainer.errors import Discard, EndpointRefused, UserError
 from trainer.spec.endpoints import Endpoint
 from trainer.spec.operator.allowed import Allowed
 
-MAX_CALL_S = 600.0
 FIRST_WAIT_S = 0.5
 QUICK_WAIT_S = 0.1
 LONGEST_WAIT_S = 8.0
@@ -130,7 +129,7 @@ class EndpointClient:
         self._secrets = secrets_of(url, headers.values())
         self._failure = failure
         self._timing = timing
-        self._timeout_s = min(endpoint.timeout_s, MAX_CALL_S)
+        self._timeout_s = endpoint.timeout_s
         self._attempt_timeout_s = endpoint.attempt_timeout_s
         self._max_retries = endpoint.max_retries
         self._hedge_after_s = hedge_after_s

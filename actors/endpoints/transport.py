@@ -12,13 +12,15 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from actors.endpoints.address_guard import ForbiddenAddress, Guard
+from actors.runtime.keep_alive import set_keep_alive
 from trainer.spec.endpoints import MAX_OUTPUT_BYTES
 
 MAX_BODY_BYTES = 6 * MAX_OUTPUT_BYTES + 65_536
 """How much of a body is read: JSON encodes a byte of output as up to six (\\u0000); the rest is for other keys."""
 CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_S = 4.0
-"""Below the five seconds of uvicorn and Node, so that no connection is reused while the server closes it."""
+"""Seconds for which an unused connection stays open. Less than the five seconds of uvicorn and Node, so that no
+connection is reused while the server closes it."""
 
 
 class Reply(NamedTuple):
@@ -86,9 +88,19 @@ class Transport:
                 connector=self._guard.connector(self._url, self._resolver, limit=0, keepalive_timeout=KEEPALIVE_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=headers,
+                request_class=_Request,
                 timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S),
             )
         return self._session
+
+
+class _Request(aiohttp.ClientRequest):
+    """A request whose connection sends TCP keep-alive probes while the endpoint works on it."""
+
+    async def send(self, conn: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
+        if conn.transport is not None:
+            set_keep_alive(conn.transport.get_extra_info("socket"))
+        return await super().send(conn)
 
 
 async def _read(stream: aiohttp.StreamReader, limit: int) -> tuple[bytes, bool]:

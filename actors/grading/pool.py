@@ -224,7 +224,8 @@ class GraderPoolClient:
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
-        self._channel = Channel(actor, WHAT, GraderFailed)
+        # A grade may take hours, and has a deadline of its own in the pool; the watchdog restarts a hung process.
+        self._channel = Channel(actor, WHAT, GraderFailed, deadline_s=None)
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
         """As GraderPool.grade; also raises GraderFailed if the pool's process dies."""

@@ -39,7 +39,7 @@ async def outcome_of(work: Awaitable[T]) -> T | RftError:
         return error
 
 
-async def ask(ref: Any, what: str, lost: type[Discard], timeout_s: float = DEADLINE_S) -> Any:
+async def ask(ref: Any, what: str, lost: type[Discard], timeout_s: float | None = DEADLINE_S) -> Any:
     """In the caller: the result of the actor method behind the object reference `ref`.
 
     Cancelling this call, or its timeout, cancels the remote call. `what` names the actor in messages.
@@ -83,7 +83,7 @@ def kind_of(error: RayError) -> str:
     return UNREACHABLE if isinstance(error, ActorUnavailableError) else LOST
 
 
-async def ask_helper(actor: Any, ref: Any, what: str, lost: type[Discard], timeout_s: float = DEADLINE_S) -> Any:
+async def ask_helper(actor: Any, ref: Any, what: str, lost: type[Discard], timeout_s: float | None = DEADLINE_S) -> Any:
     """`ask` for an actor that Ray restarts: a death is raised once the actor answers again, so a retry can work."""
     try:
         return await ask(ref, what, lost, timeout_s)

@@ -19,7 +19,6 @@ import json
 import logging
 import os
 import secrets
-import socket
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +29,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors.runtime.calls import DEADLINE_S, LOST, RESTART_S, ask, ask_helper, kind_of, outcome_of, result_of
+from actors.runtime.keep_alive import set_keep_alive
 from trainer import errors
 from trainer.errors import Discard, RftError
 
@@ -40,8 +40,6 @@ CONNECT_TRIES = 2
 """The actor may die after it gave its address; the restarted one listens on another port."""
 WELCOME = b"."
 """The reply to the secret: another program that has taken the port does not send it."""
-KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
-"""Linux socket options: idle seconds before the first probe, seconds between probes, unanswered probes to give up."""
 LENGTH_BYTES = 4
 ChannelMethod = Callable[..., Awaitable[Any]]
 """Takes and returns JSON values; an expected failure raises an RftError."""
@@ -111,7 +109,7 @@ class Listener:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         running: dict[int, asyncio.Task[None]] = {}
-        _keep_alive(writer)
+        set_keep_alive(writer.get_extra_info("socket"))
         try:
             async with asyncio.timeout(CONNECT_S):
                 secret = await reader.readexactly(len(self._secret))
@@ -148,9 +146,9 @@ class Listener:
 class Channel:
     """The client side: calls one actor from one event loop, and connects at the first call.
 
-    `what` names the actor in messages. `lost` is raised when the actor died or a call took longer than `deadline_s`;
-    after a death it is raised once Ray knows of it and, for an actor that Ray restarts, once the actor answers again,
-    for which it has `restart_s`.
+    `what` names the actor in messages. `lost` is raised when the actor died or a call took longer than `deadline_s`
+    (None: no limit, for calls that have a deadline of their own). After a death it is raised once Ray knows of it and,
+    for an actor that Ray restarts, once the actor answers again, for which it has `restart_s`.
     """
 
     def __init__(
@@ -158,7 +156,7 @@ class Channel:
         actor: Any,
         what: str,
         lost: type[Discard],
-        deadline_s: float = DEADLINE_S,
+        deadline_s: float | None = DEADLINE_S,
         restart_s: float = RESTART_S,
     ) -> None:
         self._actor = actor
@@ -233,7 +231,7 @@ async def _open_connection(address: Address) -> tuple[asyncio.StreamReader, asyn
         EOFError: the actor no longer listens there.
     """
     reader, writer = await asyncio.open_connection(address.host, address.port)
-    _keep_alive(writer)
+    set_keep_alive(writer.get_extra_info("socket"))
     try:
         writer.write(address.secret.encode())
         await reader.readexactly(len(WELCOME))
@@ -241,15 +239,6 @@ async def _open_connection(address: Address) -> tuple[asyncio.StreamReader, asyn
         writer.close()
         raise
     return reader, writer
-
-
-def _keep_alive(writer: asyncio.StreamWriter) -> None:
-    """Send TCP keep-alive probes: a connection may be idle for minutes, and firewalls drop idle connections."""
-    connection: socket.socket = writer.get_extra_info("socket")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in KEEP_ALIVE.items():
-        if hasattr(socket, option):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def _retrieve_exception(task: asyncio.Task[None]) -> None:

@@ -194,7 +194,8 @@ class DispatcherClient:
 
     def __init__(self, *actors: Any) -> None:
         self._actors = actors
-        self._channels = [Channel(actor, WHAT, ToolFailed) for actor in actors]
+        # A call may take hours, and has a deadline of its own in the dispatcher; the watchdog restarts a hung process.
+        self._channels = [Channel(actor, WHAT, ToolFailed, deadline_s=None) for actor in actors]
 
     async def call_turn(self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]) -> list[ToolResult]:
         """As Dispatcher.call_turn; also raises ToolFailed if the dispatcher's process dies."""

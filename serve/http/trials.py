@@ -1,4 +1,8 @@
-"""Trials of graders and tools for clients: all routes of a process share their slots (`actors.grading.slots`)."""
+"""Trials of graders and tools for clients: all routes of a process share their slots (`actors.grading.slots`).
+
+A call of a trial ends after ten minutes, as at OpenAI, even if its endpoint has a longer `timeout_s`: the client waits
+for the response with an open connection.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from actors.grading.pool import GraderPool
 from actors.grading.slots import Slot, TrialSlots
 from cluster.preflight.form_check import check_grader
 from cluster.stores.keys import ApiKey
-from trainer.spec.graders import GraderSpec
+from trainer.spec.graders import EndpointGrader, GraderSpec, MultiGrader
 from trainer.spec.operator.config import Operator
 
 
@@ -17,7 +21,8 @@ class Trials:
     """What the operator lets clients try."""
 
     def __init__(self, operator: Operator, slots: TrialSlots | None = None) -> None:
-        self.operator = operator
+        models = {name: model.for_trial() for name, model in operator.models.items()}
+        self.operator = operator.model_copy(update={"models": models})
         self.slots = slots or TrialSlots(operator.limits.max_trial_calls)
 
     def slot(self, key: ApiKey) -> Slot:
@@ -31,7 +36,7 @@ class Trials:
             InvalidJob: it is invalid or not allowed.
         """
         await self.check(spec)
-        return GraderPool(spec, operator=self.operator, slot=self.slot(key))
+        return GraderPool(_for_trial(spec), operator=self.operator, slot=self.slot(key))
 
     async def check(self, spec: GraderSpec) -> None:
         """Check a grader without calling anything.
@@ -40,3 +45,17 @@ class Trials:
             InvalidJob: it is invalid or not allowed.
         """
         await asyncio.to_thread(check_grader, spec, self.operator)
+
+
+def _for_trial(spec: GraderSpec) -> GraderSpec:
+    """Return the grader with the deadlines of a trial."""
+    match spec:
+        case EndpointGrader():
+            return spec.for_trial()
+        case MultiGrader():
+            parts = {
+                name: part.for_trial() if isinstance(part, EndpointGrader) else part
+                for name, part in spec.graders.items()
+            }
+            return spec.model_copy(update={"graders": parts})
+    return spec

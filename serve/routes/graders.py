@@ -29,13 +29,14 @@ from serve.http.schemas.base import answers
 from serve.http.schemas.graders import GraderRun, ToolOutput, ValidGrader
 from serve.http.trials import Trials
 from trainer.errors import Discard, EndpointRefused, InvalidJob, RftError, UserError
-from trainer.spec.endpoints import ToolSpec
+from trainer.spec.endpoints import OPENAI_CALL_S, ToolSpec
 from trainer.spec.graders import EndpointGrader, GraderSpec, LabelModelGrader, MultiGrader, ScoreModelGrader
 from trainer.spec.operator.config import Operator
 from trainer.spec.reader import without_nulls
 from trainer.types import Grade, ToolCall
 
 Id = Annotated[str, Field(min_length=1, max_length=200)]
+LATE = f". A trial call ends after {OPENAI_CALL_S:.0f} s at the latest; a job's calls may take longer"
 
 
 class StrictBody(BaseModel):
@@ -175,7 +176,7 @@ def _run_response(spec: GraderSpec, outcome: Grade | RftError, execution_s: floa
 def _checked_tool(body: ToolRequest, operator: Operator) -> ToolSpec:
     headers = body.headers or {}
     mistake = endpoint_mistake(body.server_url, {})
-    if mistake is None and (address := Guard(operator.allowed_networks).mistake(body.server_url)) is not None:
+    if mistake is None and (address := Guard(operator.reachable).mistake(body.server_url)) is not None:
         mistake = f"{address.message}; the operator can {address.remedy}"
     if mistake is not None:
         raise ApiError(400, f"The tool cannot be called: {mistake}.", param="server_url", code="invalid_endpoint")
@@ -200,7 +201,8 @@ async def call_once(body: ToolCallBody, dispatcher: Dispatcher, param: str) -> d
     except UserError as error:
         raise _of_endpoint(error, param) from None
     except Discard as error:
-        raise ApiError(424, error.public, param=param, code="tool_failed") from None
+        late = LATE if error.details.get("kind") == "deadline" else ""
+        raise ApiError(424, error.public + late, param=param, code="tool_failed") from None
     finally:
         await dispatcher.close()
     return {

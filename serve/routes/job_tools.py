@@ -27,10 +27,14 @@ def make_router(service: JobService, trials: Trials) -> APIRouter:
 
     @router.post("/{job_id}/tool/run", response_model=None, responses=answers(ToolOutput))
     async def run_tool(job_id: Annotated[str, Path(max_length=100)], body: ToolCallBody, key: Writer) -> dict[str, Any]:
-        """Call one of the job's tools once, as a rollout would, and return what the model would see."""
+        """Call one of the job's tools once, as a rollout would, and return what the model would see.
+
+        The call ends after ten minutes, even if the tool's `timeout_s` is longer.
+        """
         found = await asyncio.to_thread(_tools, service, job_id, key)
         async with trials.slot(key)():
-            dispatcher = Dispatcher(found.tools, trials.operator, signer=signer_of(found))
+            tools = [tool.for_trial() for tool in found.tools]
+            dispatcher = Dispatcher(tools, trials.operator, signer=signer_of(found))
             return await call_once(body, dispatcher, "name")
 
     return router

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -157,6 +157,33 @@ class FakeTime:
         return Timing(
             clock=lambda: self.now, wall_clock=lambda: wall_clock + self.now, sleep=self.sleep, jitter=lambda: 0.0
         )
+
+
+class MovableLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock a test moves forward. Run it with `asyncio.Runner(loop_factory=MovableLoop)`."""
+
+    def __init__(self) -> None:
+        self._moved_s = 0.0
+        super().__init__()
+
+    def time(self) -> float:
+        return super().time() + self._moved_s
+
+    def move(self, seconds: float) -> None:
+        """Let this much time pass at once; timers that are due then run."""
+        self._moved_s += seconds
+
+    def timing(self) -> Timing:
+        """Timing on the clock of this loop."""
+        return Timing(clock=self.time)
+
+
+def in_movable_time(test: Callable[[MovableLoop], Coroutine[Any, Any, None]]) -> None:
+    """Run `test` in a loop whose clock it can move."""
+    with asyncio.Runner(loop_factory=MovableLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, MovableLoop)
+        runner.run(test(loop))
 
 
 async def until(holds: Callable[[], bool], within_s: float = 2.0) -> None:

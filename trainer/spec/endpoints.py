@@ -6,9 +6,10 @@ The docstring below a setting is its description everywhere: in the manual, in J
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic_core import PydanticCustomError
 
 Headers = dict[str, SecretStr]
 MOST = 1_000_000_000
@@ -19,6 +20,24 @@ Processes = Annotated[int, Field(ge=1, le=4_096)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MAX_OUTPUT_BYTES = 1_000_000
 """Largest tool output that OpenAI's API accepts."""
+OPENAI_CALL_S = 600.0
+"""Longest call at OpenAI, in seconds; calls of imported jobs and trial calls keep this limit."""
+MAX_TIMEOUT_S = 6 * 3600
+"""Largest timeout of a call, in seconds: enough for builds and test suites."""
+
+
+def _at_most_six_hours(seconds: float) -> float:
+    if seconds > MAX_TIMEOUT_S:
+        remedy = f"set at most {MAX_TIMEOUT_S}; start longer work in one call, and ask for its result in another"
+        message = "must be at most {limit} s (six hours)"
+        raise PydanticCustomError("less_than_equal", message, {"limit": MAX_TIMEOUT_S, "remedy": remedy})
+    return seconds
+
+
+Timeout = Annotated[
+    float, Field(gt=0, json_schema_extra={"maximum": MAX_TIMEOUT_S}), AfterValidator(_at_most_six_hours)
+]
+"""Seconds after which a call is given up."""
 
 
 class Strict(BaseModel):
@@ -33,12 +52,13 @@ class Endpoint(Strict):
     headers: Headers = {}
     """HTTP headers sent with every request, such as `Authorization: Bearer ${TOOL_KEY}`. Values are secrets: no
     message, log or response shows them."""
-    timeout_s: Annotated[float, Field(gt=0, le=600)] = 120.0
-    """Deadline of a call in seconds, from when it is queued, including all waits and retries. After it the call has
-    failed; raise it for an endpoint that is slow or often busy."""
-    attempt_timeout_s: Annotated[float, Field(gt=0, le=600)] | None = None
-    """Seconds that a single request of a call may take before it is given up and retried; null: the rest of
-    `timeout_s`. Set it if the endpoint hangs now and then, so that a hang costs a retry and not the rollout."""
+    timeout_s: Timeout = 120.0
+    """Deadline of a call in seconds, from when it is queued, including all waits and retries; at most 21,600 (six
+    hours). After the deadline the call has failed. Raise it for an endpoint that is slow or often busy, and then also
+    `limits.rollout_timeout_s`."""
+    attempt_timeout_s: Timeout | None = None
+    """Seconds after which a single request of a call is abandoned and retried; null: the rest of `timeout_s`. Set it
+    if the endpoint sometimes hangs, so that a hang costs a retry and not the rollout."""
     max_concurrency: Positive = 64
     """Most requests in flight to this endpoint at a time. The limit adapts: it shrinks, down to 1, while the endpoint
     is overloaded or slow, and grows back up to this number; raise it if calls queue although the endpoint has room."""
@@ -48,6 +68,10 @@ class Endpoint(Strict):
     max_retries: Annotated[int, Field(ge=0, le=10)] = 3
     """Retries of a call after lost connections, attempts that took too long, and 5xx other than 503; then the call has
     failed. Waits after 408, 425, 429 and 503 are not counted: they go on until `timeout_s`."""
+
+    def for_trial(self) -> Self:
+        """Return this endpoint with a `timeout_s` of at most `OPENAI_CALL_S`, for a trial call."""
+        return self.model_copy(update={"timeout_s": min(self.timeout_s, OPENAI_CALL_S)})
 
 
 class ToolSpec(Endpoint):
@@ -59,8 +83,8 @@ class ToolSpec(Endpoint):
     """Name of the tool, unique in the job. It must be the name of the function in the `tools` of the dataset's rows,
     which say how the model may call it."""
     server_url: str
-    """URL that receives each call as a POST with its name, arguments, trace id and row. Private addresses must be in
-    the operator's `allowed_networks`."""
+    """URL that receives each call as a POST with its name, arguments, trace id and row. Private addresses need an
+    entry in the operator's `allowed_networks`, unless the command starts its own Ray cluster."""
     max_output_bytes: Annotated[int, Field(ge=1, le=MAX_OUTPUT_BYTES)] = MAX_OUTPUT_BYTES
     """Longest output of a call in bytes. In place of a longer one, the model sees an error that tells it to ask for
     less."""

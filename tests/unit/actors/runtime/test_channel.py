@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from actors.runtime.channel import KEEP_ALIVE, LENGTH_BYTES, Address, Channel, Listener, Reachable, ray_encrypts
+from actors.runtime.channel import LENGTH_BYTES, Address, Channel, Listener, Reachable, ray_encrypts
+from actors.runtime.keep_alive import KEEP_ALIVE
 from tests.support.fakes_http import until
 from trainer.errors import EndpointRefused, EngineFailed, ToolFailed
 

@@ -12,7 +12,7 @@ from serve.http.trials import Trials
 from serve.routes.graders import make_router
 from tests.support.api import client_of, openai_of
 from tests.support.bad_requests import SECRET
-from tests.support.fakes_http import LOCAL, FakeEndpoint, says
+from tests.support.fakes_http import LOCAL, FakeEndpoint, MovableLoop, hangs, in_movable_time, says, until
 from trainer.spec.operator.config import ModelEndpoint, Operator
 
 EXACT = {
@@ -102,6 +102,31 @@ async def test_a_judge_uses_the_operators_model_and_its_tokens_are_counted() -> 
     assert answer["reward"] == 0.5
     assert answer["model_grader_token_usage_per_model"] == {"gpt-judge": {"total_tokens": 7}}
     assert answer["metadata"]["token_usage"] == 7 and answer["metadata"]["sampled_model_name"] == "gpt-judge"
+
+
+@pytest.mark.parametrize("kind", ["endpoint", "multi", "score_model"])
+def test_a_trial_of_a_grader_ends_after_ten_minutes_even_if_its_grades_may_take_hours(kind: str) -> None:
+    async def test(loop: MovableLoop) -> None:
+        async with FakeEndpoint(hangs) as endpoint:
+            models = {"judge": ModelEndpoint(base_url=endpoint.url, timeout_s=18_000)}
+            mine = {"type": "endpoint", "url": endpoint.url, "timeout_s": 18_000}
+            graders: dict[str, dict[str, Any]] = {
+                "endpoint": mine,
+                "multi": {"type": "multi", "graders": {"mine": mine}, "calculate_output": "mine"},
+                "score_model": {"type": "score_model", "model": "judge", "input": [{"role": "user", "content": "?"}]},
+            }
+            operator = LOCAL.model_copy(update={"models": models})
+            answer = asyncio.create_task(run(operator, grader=graders[kind], model_sample="x"))
+            await until(lambda: endpoint.open_now == 1)
+            loop.move(590)
+            await asyncio.sleep(0.01)
+            assert not answer.done()
+            loop.move(11)
+            errors = (await answer)["metadata"]["errors"]
+        expected = "model_grader_server_error" if kind == "score_model" else "unresponsive_reward_error"
+        assert [name for name, value in errors.items() if value is True] == [expected]
+
+    in_movable_time(test)
 
 
 async def test_an_endpoint_grader_receives_the_sample_and_its_headers_which_are_never_shown() -> None:

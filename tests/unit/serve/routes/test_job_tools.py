@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from serve.routes import fine_tuning, job_tools
 from tests.support.api import TOKEN, client_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
 from tests.support.builders import raw_job
-from tests.support.fakes_http import LOCAL, FakeEndpoint, says
+from tests.support.fakes_http import LOCAL, FakeEndpoint, MovableLoop, hangs, in_movable_time, says, until
 from tests.support.jobs import BODY, NO_LOGS, FolderJobs, KnownFiles, KnownModels, ReversingBox, fixture_of
 from trainer.spec.operator.config import NOTHING_ALLOWED
 
@@ -61,6 +62,23 @@ async def test_a_tool_is_called_with_the_jobs_headers_which_the_answer_does_not_
     assert answer.json()["output"] == "2 open invoices" and answer.json()["error"] is None
     assert received.headers["Authorization"] == f"Bearer {SECRET}" and SECRET not in answer.text
     assert {name: received.body[name] for name in call} == call
+
+
+def test_a_trial_call_ends_after_ten_minutes_even_if_the_jobs_calls_may_take_hours(server: Server) -> None:
+    async def test(loop: MovableLoop) -> None:
+        async with FakeEndpoint(hangs) as endpoint:
+            job = await server.job({"name": "search", "server_url": endpoint.url, "timeout_s": 18_000})
+            answer = asyncio.create_task(server.run(job, name="search"))
+            await until(lambda: endpoint.open_now == 1)
+            loop.move(590)
+            await asyncio.sleep(0.01)
+            assert not answer.done()
+            loop.move(11)
+            refused = await answer
+        assert refused.status_code == 424 and "no answer by the deadline of 600 s" in refused.text
+        assert "A trial call ends after 600 s at the latest" in refused.text
+
+    in_movable_time(test)
 
 
 async def test_a_tool_that_the_job_does_not_have_is_answered_as_the_model_would_see_it(server: Server) -> None:

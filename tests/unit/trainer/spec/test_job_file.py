@@ -73,6 +73,16 @@ def test_yaml_and_json_are_equivalent_and_paths_are_relative_to_the_job_file(tmp
             "reinforcement is missing",
         ),
         (raw_job() | {"seed": -1}, "seed", "greater than or equal to 0"),
+        (
+            raw_job(tools=[{"name": "a", "server_url": "https://a.example", "timeout_s": 21_601}]),
+            "method.reinforcement.tools[0].timeout_s",
+            "must be at most 21600 s (six hours) (given: 21601)",
+        ),
+        (
+            raw_job(grader={"type": "endpoint", "url": "https://a.example", "attempt_timeout_s": 1e9}),
+            "method.reinforcement.grader.attempt_timeout_s",
+            "must be at most 21600 s (six hours) (given: 1000000000.0)",
+        ),
         ([], "job", "must be a mapping"),
         (raw_job() | {"cluster": {"context_length": 0}}, "cluster.context_length", "equal to 1, or 'auto' (given: 0)"),
     ],
@@ -83,6 +93,14 @@ def test_a_mistake_names_its_field(job: Any, field: str, said: str) -> None:
     assert said in found[0].message
     assert found[0].remedy
     assert Path(str(found[0].file)).name == "job.json"
+
+
+def test_calls_of_tools_sessions_and_graders_may_take_six_hours() -> None:
+    long = {"timeout_s": 21_600, "attempt_timeout_s": 21_600}
+    tool, grader = {"name": "a", "server_url": "https://a.example"}, {"type": "endpoint", "url": "https://a.example"}
+    session = {"start_url": "https://a.example"}
+    job = JobSpec.model_validate(raw_job(tools=[tool | long], grader=grader | long, session=session | long))
+    assert job.reinforcement.tools[0].timeout_s == 21_600
 
 
 @pytest.mark.parametrize("name", ["top_p", "top_k", "min_p"])
@@ -139,6 +157,10 @@ def test_a_duplicate_key_is_a_mistake(tmp_path: Path) -> None:
         ("    limits: {max_tool_calls: '${UNSET}'}", True),
         ("suffix: ['${UNSET}']", True),
         ("    tools: 3", True),
+        ("    session: {start_url: '${UNSET}/start', end_url: '${UNSET}/end'}", True),
+        ("    held_out_grader: {type: endpoint, url: '${UNSET}/grade'}", True),
+        ("    guards: [{name: a, reward: 0, grader: {type: endpoint, url: '${UNSET}/grade'}}]", True),
+        ("    guards: [{name: a, reward: 0}]", True),
         ("model: 3", False),
         ("method: {type: magic}", False),
     ],

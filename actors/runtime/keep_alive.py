@@ -1,0 +1,22 @@
+"""TCP keep-alive for connections that are idle while the other side works, which may take hours.
+
+Probes keep the entries of NAT gateways, load balancers and firewalls, which drop connections that are idle for a few
+minutes (Azure's load balancer after 4, AWS's network load balancer after 6). They also detect a dead peer, which
+otherwise looks like one that is still working.
+"""
+
+from __future__ import annotations
+
+import socket
+
+KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
+"""Linux socket options: idle seconds before the first probe, seconds between probes, unanswered probes until the
+connection fails."""
+
+
+def set_keep_alive(connection: socket.socket) -> None:
+    """Send keep-alive probes on a TCP connection, which fails 180 s after its peer has disappeared."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEP_ALIVE.items():
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
