@@ -27,6 +27,7 @@ from actors.rollout.canary import CANARY_LIMITS
 from actors.weights.checksum import checksum
 from actors.weights.layout import Layout, Loaded
 from actors.weights.shared_memory import PREFIX
+from actors.weights.start_timeout import start_timeout_s
 from tests.support.adapters import write_adapter_folder
 from tests.support.fakes_http import until
 from tests.support.paths import BASE
@@ -130,6 +131,12 @@ def scaled(model: Any, factor: float) -> tuple[np.ndarray, Layout]:
 
 async def generate(engine: Engine, prompt: list[int], seed: int, **options: Any) -> Completion:
     return await engine.generate(prompt, **({"max_tokens": 24, "seed": seed, "temperature": 1.0} | options))
+
+
+async def test_vllm_waits_for_its_core_as_long_as_a_start_may_take(engine: Engine) -> None:
+    from vllm.v1.engine import core_client  # it read the timeout when the engine imported it
+
+    assert start_timeout_s(Path(engine.config.model)) <= core_client.VLLM_ENGINE_READY_TIMEOUT_S
 
 
 async def test_prompts_beyond_one_step_s_token_budget_are_served_in_several_steps(

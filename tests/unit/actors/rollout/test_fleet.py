@@ -81,10 +81,9 @@ class TwoEngines:
         await until(lambda: self.in_flight == expected)
         return started
 
-    async def replaced(self, index: int) -> None:
-        """Wait until the engine has been replaced."""
-        before = self.now[index]
-        await until(lambda: self.now[index] is not before)
+    async def replaced(self, *workers: FakeWorker) -> None:
+        """Wait until other workers are ready in place of these."""
+        await until(lambda: not set(workers) & set(self.now))
         await self.fleet.all_ready()
 
     def unstable(self) -> list[tuple[str, int]]:
@@ -106,7 +105,7 @@ class TwoEngines:
         other, engine = self.now[1 - index], self.now[index]
         groups = await self.sample(f"lost-{len(self.killed)}", size=4)
         engine.die()
-        await self.replaced(index)
+        await self.replaced(engine)
         await until(lambda: self.in_flight == 4)
         for worker in {other, *self.now}:
             worker.end_all()
@@ -165,7 +164,7 @@ async def test_replaced_engine_begins_without_rollouts_and_takes_new_groups() ->
     await job.sample("a", "b", size=4)
     dead = job.now[0]
     dead.die()
-    await job.replaced(0)
+    await job.replaced(dead)
     await until(lambda: job.in_flight == 8)
     loads = [engine.rollouts for engine in job.fleet.engines()]
     assert loads == [counts.total() for counts in job.rows]
@@ -215,8 +214,7 @@ async def test_update_that_no_engine_takes_does_not_renew_the_replacements() -> 
             worker.cannot_load = True
         before = job.now
         assert len((await job.fleet.publish(version)).fenced) == 2
-        await until(lambda before=before: not set(before) & set(job.now))
-        await job.fleet.all_ready()
+        await job.replaced(*before)
     for worker in job.now:
         worker.cannot_load = True
     await job.fleet.publish(4)
@@ -243,8 +241,7 @@ async def test_engine_that_each_update_kills_is_reported_as_unstable() -> None:
         job.now[1].cannot_load = True
         before = job.now[1]
         assert (await job.fleet.publish(version)).fenced == ("engine-1",)
-        await until(lambda before=before: job.now[1] is not before)
-        await job.fleet.all_ready()
+        await job.replaced(before)
     assert job.unstable() == [("engine-1", 3), ("engine-1", 6)]
     assert sum(isinstance(event, EngineReplaced) for event in job.events) == 6
 
