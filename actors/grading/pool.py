@@ -88,12 +88,12 @@ class GraderPool:
         python = None if self._nodes is None else self._nodes.grader
 
         def bounded(spec: GraderSpec, what: str) -> Grader:
-            limit_s = _deadline_s(spec, operator)
+            limit_s = grade_deadline_s(spec, operator)
             return _Bounded(make_grader(spec, operator, timing, models, signer, python=python), what, limit_s)
 
         if grader is None:
             grader = make_grader(spec, operator, timing, models, signer, slot, python)
-        limit_s = _deadline_s(spec, operator) if deadline_s is None else deadline_s
+        limit_s = grade_deadline_s(spec, operator) if deadline_s is None else deadline_s
         limit_s += 0.0 if slot is None else WAIT_S
         self._grader: Grader = _Bounded(grader, f"grader {spec.name or spec.type!r}", limit_s)
         if not guards and held_out is None:
@@ -156,11 +156,11 @@ class _Bounded:
         await self._grader.close()
 
 
-def _deadline_s(spec: GraderSpec, operator: Operator) -> float:
+def grade_deadline_s(spec: GraderSpec, operator: Operator) -> float:
     """The deadline of one grade; the parts of a `multi` run concurrently, so the longest counts."""
     match spec:
         case MultiGrader():
-            return max(_deadline_s(part, operator) for part in spec.graders.values())
+            return max(grade_deadline_s(part, operator) for part in spec.graders.values())
         case EndpointGrader():
             return spec.timeout_s + GRACE_S
         case PythonGrader():

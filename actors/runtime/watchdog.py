@@ -2,7 +2,8 @@
 
 An actor that does not answer for half a minute is reported, with the rollouts that wait for it. After three minutes it
 is given up: an engine is replaced, a helper restarted, and a learner rank killed, so that the learner starts again. An
-actor that answers but makes no progress for minutes is reported too, and left to the deadlines of its work.
+actor that answers but makes no progress for minutes is reported too, and left to the deadlines of its work. Calls of
+tools and graders whose own deadline is hours away are not reported.
 
 Silence is counted in checks, not in seconds of a clock: after a pause of the driver itself no actor is suspected.
 """
@@ -10,14 +11,14 @@ Silence is counted in checks, not in seconds of a clock: after a pause of the dr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 
 from actors.runtime.calls import UNREACHABLE, ask
-from actors.runtime.in_flight import Doing
+from actors.runtime.in_flight import Doing, Stage
 from actors.runtime.timing import REAL_TIMING, Timing
 from trainer.errors import Discard, RftError
 from trainer.events import ActorAnswered, ActorSilent, RolloutsStalled, WorkStalled
@@ -30,6 +31,8 @@ GIVE_UP_S = 180.0
 STALLED_S = 300.0
 """The first report of slow work; the next one follows when it has taken twice as long."""
 TRACES_NAMED = 5
+SESSION_START: Stage = "session start"
+"""The stage of a rollout that may wait until a rollout in a long call gives its session back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,8 @@ class Watchdog:
     """Watches the actors of one job.
 
     `watched` returns the current actors; `rollouts` returns how many rollouts have ended and how many are in flight
-    (None: the job has no rollouts).
+    (None: the job has no rollouts). `stage_deadlines_s` has the seconds after which a stage of a rollout has ended by
+    its own deadline; stages without an entry have none.
     """
 
     def __init__(
@@ -82,7 +86,9 @@ class Watchdog:
         emit: Emit,
         timing: Timing = REAL_TIMING,
         give_up_s: float = GIVE_UP_S,
+        stage_deadlines_s: Mapping[str, float] | None = None,
     ) -> None:
+        self._stage_deadlines_s = stage_deadlines_s or {}
         self._watched = watched
         self._rollouts = rollouts
         self._emit = emit
@@ -186,10 +192,24 @@ class Watchdog:
         moved = ended != self._ended or not in_flight
         self._ended, self._idle_looks = ended, 0 if moved else self._idle_looks + 1
         idle_s = self._idle_looks * LOOK_EVERY_S
+        rollouts = [(name, doing) for name, doing in work if doing.trace_id]
+        if self._only_waits_for_long_calls([doing for _, doing in rollouts]):
+            return
         if self._too_long("rollouts", idle_s):
-            longest = sorted((p for p in work if p[1].trace_id), key=lambda p: -p[1].for_s)[:TRACES_NAMED]
+            longest = sorted(rollouts, key=lambda p: -p[1].for_s)[:TRACES_NAMED]
             shown = tuple(f"{doing} on {name}" for name, doing in longest)
             self._emit(RolloutsStalled(idle_s=idle_s, num_in_flight=in_flight, longest=shown))
+
+    def _only_waits_for_long_calls(self, rollouts: Sequence[Doing]) -> bool:
+        """Whether a call that may take longer than STALLED_S is in progress, and no other rollout is stuck."""
+        is_long_call = False
+        for doing in rollouts:
+            deadline_s = self._stage_deadlines_s.get(doing.stage, 0.0)
+            if doing.for_s < deadline_s:
+                is_long_call |= deadline_s > STALLED_S
+            elif doing.for_s >= STALLED_S and doing.stage != SESSION_START:
+                return False
+        return is_long_call
 
     def _too_long(self, what: str, for_s: float) -> bool:
         if for_s < self._limits.get(what, STALLED_S):

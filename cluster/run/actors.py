@@ -30,6 +30,7 @@ from cluster.run.actor_configs import learner_config, shared_engines, weight_syn
 from cluster.run.metrics_sink import MetricsSink
 from cluster.run.now import NowFile
 from cluster.run.sessions import JobSessions
+from cluster.run.stage_deadlines import stage_deadlines_s
 from trainer.errors import Discard, first_error
 from trainer.events import ComponentFailed, PhaseBegan
 from trainer.protocols import Emit
@@ -102,7 +103,8 @@ class RunActors:
             if fleet is not None:
                 fleet.connect(weight_sync(prepared, self._learner), self._learner.logprobs)
         progress = None if fleet is None else fleet.progress
-        dog = Watchdog(self._watched, progress, self._emit)
+        deadlines = None if fleet is None else stage_deadlines_s(prepared.job.reinforcement, self._operator)
+        dog = Watchdog(self._watched, progress, self._emit, stage_deadlines_s=deadlines)
         self._watchdog = asyncio.create_task(dog.run())
         self._watchdog.add_done_callback(self._watchdog_ended)
         self._now = NowFile(self._folder, dog, fleet)

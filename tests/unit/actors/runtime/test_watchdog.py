@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ class Actor:
 class Watch:
     """A watchdog over actors, and the events that it reported."""
 
-    def __init__(self, *actors: Actor) -> None:
+    def __init__(self, *actors: Actor, stage_deadlines_s: Mapping[str, float] | None = None) -> None:
         self.actors = list(actors)
         self.events: list[Event] = []
         self.rollouts = 0, 0
@@ -56,6 +57,7 @@ class Watch:
             lambda: [actor.watched() for actor in self.actors],
             lambda: self.rollouts,
             self.events.append,
+            stage_deadlines_s=stage_deadlines_s,
         )
 
     async def looks(self, count: int) -> list[Event]:
@@ -153,6 +155,40 @@ async def test_stalled_rollouts_are_reported_and_again_only_after_twice_the_time
     assert await watch.looks(1) == [RolloutsStalled(idle_s=600.0, num_in_flight=2, longest=longest)]
     watch.rollouts = 8, 1
     assert await watch.looks(until_reported + 1) == []  # rollouts of this job take that long
+
+
+async def test_a_tool_call_of_five_hours_is_no_stall_until_its_deadline() -> None:
+    engine = Actor("engine-0", Doing("trace_a", "tool calls", 18_000), Doing("trace_b", "tool calls", 20))
+    watch = Watch(engine, stage_deadlines_s={"tool calls": 18_005.0})
+    watch.rollouts = 7, 2
+    five_hours = round(18_000 / LOOK_EVERY_S)
+    assert await watch.looks(five_hours) == []
+    engine.doing = [Doing("trace_a", "tool calls", 18_006)]
+    (stalled,) = await watch.looks(2)
+    assert isinstance(stalled, RolloutsStalled) and stalled.idle_s >= 18_000
+
+
+async def test_rollouts_that_wait_for_the_sessions_of_long_calls_are_not_stalled() -> None:
+    doing = [Doing("trace_a", "tool calls", 9_000), Doing("trace_b", "session start", 9_000)]
+    watch = Watch(Actor("engine-0", *doing), stage_deadlines_s={"tool calls": 18_005.0, "session start": 125.0})
+    watch.rollouts = 7, 2
+    assert await watch.looks(2 * round(STALLED_S / LOOK_EVERY_S)) == []
+
+
+@pytest.mark.parametrize(
+    "doing",
+    [
+        [Doing("trace_a", "tool calls", 9_000), Doing("trace_b", "sampling", STALLED_S)],
+        [Doing("trace_a", "tool calls", 9_000), Doing("trace_b", "grading", STALLED_S)],
+        [Doing("trace_b", "session start", 9_000)],
+        [Doing("trace_b", "sampling", 20)],
+    ],
+)
+async def test_other_stuck_rollouts_are_reported_in_a_job_with_long_calls(doing: list[Doing]) -> None:
+    deadlines = {"tool calls": 18_005.0, "grading": 125.0, "session start": 125.0}
+    watch = Watch(Actor("engine-0", *doing), stage_deadlines_s=deadlines)
+    watch.rollouts = 7, 2
+    assert list(map(type, await watch.looks(round(STALLED_S / LOOK_EVERY_S) + 1))) == [RolloutsStalled]
 
 
 async def test_a_learner_step_that_takes_too_long_is_reported() -> None:
