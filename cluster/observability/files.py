@@ -1,4 +1,4 @@
-"""The configuration of Prometheus and Grafana: files for `docker compose`, objects for Kubernetes."""
+"""The configuration of Prometheus and Grafana: files for `docker compose`, and the alert rules for Kubernetes."""
 
 from __future__ import annotations
 
@@ -78,27 +78,21 @@ def write_pair(out: Path, cluster: Cluster, runbook_url: str | None = None) -> N
     provisioning = out / "grafana" / "provisioning"
     _write(provisioning / "datasources" / "prometheus.yml", _yaml({"apiVersion": 1, "datasources": [source]}))
     _write(provisioning / "dashboards" / "agent-rft.yml", _yaml({"apiVersion": 1, "providers": [provider]}))
-    for name, text in _dashboard_files().items():
+    for name, text in dashboard_files().items():
         _write(out / "grafana" / "dashboards" / name, text)
 
 
-def kubernetes_manifest(runbook_url: str | None = None) -> str:
-    """The alerts as a PrometheusRule and the dashboards as a ConfigMap, in one YAML stream.
+def prometheus_rule(runbook_url: str | None = None) -> str:
+    """Return the alerts as a PrometheusRule, the object of the Prometheus operator, in YAML.
 
-    The rule is for the Prometheus operator, the label `grafana_dashboard` for the sidecar of Grafana's Helm chart.
+    With `runbook_url`, the address of RUNBOOK.md as the operator publishes it, each alert links to its section.
     """
     rule = {"apiVersion": "monitoring.coreos.com/v1", "kind": "PrometheusRule", "metadata": {"name": "agent-rft"}}
-    config_map = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "agent-rft-dashboards", "labels": {"grafana_dashboard": "1"}},
-        "data": _dashboard_files(),
-    }
-    return "---\n".join([_yaml(rule | {"spec": rule_groups(runbook_url)}), _yaml(config_map)])
+    return _yaml(rule | {"spec": rule_groups(runbook_url)})
 
 
-def _dashboard_files() -> dict[str, str]:
-    """Maps each dashboard's file name to its JSON."""
+def dashboard_files() -> dict[str, str]:
+    """Return the JSON of each dashboard by its file name."""
     return {f"{each.name}.json": json.dumps(dashboard_json(each), indent=1) + "\n" for each in DASHBOARDS}
 
 

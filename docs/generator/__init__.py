@@ -1,4 +1,5 @@
-"""The reference pages of the manual, generated from what is declared in the code.
+"""The files in git that are generated from the code: the reference pages, and alerts and dashboards for Kubernetes.
 
-Each module with a function `pages()` is one topic: it returns the text of each page by its path below docs/reference.
+Each module is one topic. Its function `pages()` returns the text of each page by its path below docs/reference, or its
+function `files()` the text of each file by its path below the repository's root.
 """

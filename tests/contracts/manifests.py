@@ -18,7 +18,6 @@ from typing import Any
 
 import yaml
 
-from cluster.observability.files import kubernetes_manifest
 from tests.support.paths import ROOT
 
 K8S = ROOT / "k8s"
@@ -27,8 +26,6 @@ OVERLAYS = ("laptop", "gpu", "production", GRADERS, CILIUM)
 """The folders, and some with an optional component, as docs/kubernetes.md says."""
 PYTHON_GRADERS = "python-graders"
 """The worker group of the component."""
-GENERATED = Path("monitoring", "alerts-and-dashboards.yaml")
-"""Relative to k8s/; not in git."""
 KUBECTL = Path(sys.executable).with_name("kubectl")
 CLUSTERS = {"RayCluster": "spec", "RayJob": "spec.rayClusterSpec", "RayService": "spec.rayClusterConfig"}
 JOB_SECRETS = ("LEDGER_TOKEN", "TOOL_KEY")
@@ -39,12 +36,22 @@ Object = dict[str, Any]
 
 
 @cache
+def tracked_files() -> frozenset[str]:
+    """The files below k8s/ that are in git, by their paths relative to k8s/."""
+    command = ["git", "ls-files", "-z"]
+    names = subprocess.run(command, cwd=K8S, check=True, capture_output=True, text=True).stdout
+    return frozenset(names.rstrip("\0").split("\0"))
+
+
+@cache
 def rendered(overlay: str) -> Sequence[Object]:
-    """The overlay's objects, built in a copy of k8s/ that also has the generated alerts and dashboards."""
-    with TemporaryDirectory() as folder:
-        copy = shutil.copytree(K8S, Path(folder, "k8s"))
-        (copy / GENERATED).write_text(kubernetes_manifest())
-        folder = copy / "overlays" / overlay.split()[0]
+    """The overlay's objects, built from a copy of k8s/ that has only the files in git, as a clone does."""
+    with TemporaryDirectory() as temporary:
+        for name in tracked_files():
+            copied = Path(temporary, name)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(K8S / name, copied)
+        folder = Path(temporary, "overlays", overlay.split()[0])
         if overlay == GRADERS:
             edit(folder / "kustomization.yaml", "../../copies", "../../graders, ../../copies")
             edit(folder / "agent-rft.yaml", "wait_for_nodes_s:", "python_grader_nodes: true\nwait_for_nodes_s:")

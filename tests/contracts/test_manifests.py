@@ -24,6 +24,8 @@ from ray.serve.schema import ServeDeploySchema
 from typer.main import get_command
 
 from actors.runtime.nodes import ELSEWHERE
+from cluster.observability.dashboards.grafana import dashboard_json
+from cluster.observability.files import DASHBOARDS
 from examples.ledger import make_data, server
 from serve.cli.main import app
 from serve.inference.model_server import ANSWER_TIMEOUT_S
@@ -293,12 +295,12 @@ def ports_of(owner: Object) -> set[int]:
     return {p["containerPort"] for pod in ray_pods(cluster_spec(owner)) for p in pod.container["ports"]}
 
 
-@pytest.mark.parametrize("name", ["job", "endpoints", "fleet", "learner"])
-def test_dashboards_reach_grafana(name: str) -> None:
+def test_every_dashboard_reaches_grafana() -> None:
     found = one("production", "ConfigMap", "agent-rft-dashboards")
     assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert len(json.dumps(found)) < MAX_APPLIED_BYTES
-    assert json.loads(found["data"][f"{name}.json"])["uid"] == f"agent-rft-{name}"
+    dashboards = {name: json.loads(text) for name, text in found["data"].items()}
+    assert dashboards == {f"{dashboard.name}.json": dashboard_json(dashboard) for dashboard in DASHBOARDS}
 
 
 def test_prometheus_scrapes_ports_that_exist_and_that_it_may_reach() -> None:

@@ -21,7 +21,7 @@ from cluster.observability.dashboards.grafana import WIDTH, dashboard_json
 from cluster.observability.files import DASHBOARDS, RAY_DISCOVERY, Cluster, write_pair
 from cluster.observability.promql import RAY_SPILLED
 from tests.contracts.alert_cases import CASES, STEPS_S, promtool_test
-from tests.contracts.manifests import GENERATED, K8S
+from tests.contracts.manifests import K8S
 from tests.support.fakes_http import unused_port
 from tests.support.paths import ROOT
 from tests.support.prometheus import binary, prometheus
@@ -78,40 +78,16 @@ def test_panels_do_not_overlap() -> None:
             taken |= cells
 
 
-def printed(*options: str) -> str:
-    command = [sys.executable, "-m", "cluster.observability", *options]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-
-
-def test_python_m_prints_the_rule_and_the_dashboards_as_kubernetes_objects() -> None:
-    rule, config_map = yaml.safe_load_all(printed())
-    assert (rule["kind"], rule["spec"]) == ("PrometheusRule", rule_groups())
-    assert config_map["kind"] == "ConfigMap"
-    kept = {name: json.loads(text) for name, text in config_map["data"].items()}
-    assert kept == {f"{dashboard.name}.json": dashboard_json(dashboard) for dashboard in DASHBOARDS}
-
-
-def test_the_documents_name_the_command_that_generates_what_monitoring_lacks_in_git() -> None:
-    command = f"python -m cluster.observability > k8s/{GENERATED}"
-    for document in ("docs/kubernetes.md", "k8s/monitoring/kustomization.yaml"):
-        assert command in (ROOT / document).read_text()
-    assert GENERATED.name in yaml.safe_load((K8S / "monitoring" / "kustomization.yaml").read_text())["resources"]
-    assert f"k8s/{GENERATED}" in (ROOT / ".gitignore").read_text().splitlines()
-
-
-def test_the_runbook_in_git_is_current() -> None:
-    kept = (K8S / "monitoring" / "RUNBOOK.md").read_text()
-    assert kept == printed("--runbook"), "python -m cluster.observability --runbook > k8s/monitoring/RUNBOOK.md"
-
-
 def test_each_alert_links_to_its_section_of_the_runbook_that_the_operator_publishes() -> None:
     url = "https://wiki.example.com/agent-rft/RUNBOOK.md"
-    rule, _ = yaml.safe_load_all(printed("--runbook-url", url))
-    links = [alert["annotations"]["runbook_url"] for alert in rule["spec"]["groups"][0]["rules"]]
-    headings = re.findall(r"^## (\w+)$", printed("--runbook"), re.MULTILINE)
+    command = [sys.executable, "-m", "cluster.observability", "--runbook-url", url]
+    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    rule = yaml.safe_load(printed)
+    links = [alert["annotations"].pop("runbook_url") for alert in rule["spec"]["groups"][0]["rules"]]
+    headings = re.findall(r"^## (\w+)$", (K8S / "monitoring" / "RUNBOOK.md").read_text(), re.MULTILINE)
     assert links == [f"{url}#{heading.lower()}" for heading in headings]
     assert len(set(links)) == len(ALERTS)
-    assert "runbook_url" not in json.dumps(rule_groups())
+    assert (rule["kind"], rule["spec"]) == ("PrometheusRule", rule_groups())
 
 
 def promtool(*arguments: object) -> None:
