@@ -36,6 +36,27 @@ def test_the_citation_and_the_changelog_have_the_packages_version() -> None:
     assert f"## [{PROJECT['version']}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
+def test_manual_and_manifests_name_images_and_wheels_of_this_version() -> None:
+    named: dict[str, str] = {}
+    for path in [*(ROOT / "docs").glob("*.md"), *(ROOT / "k8s").rglob("*.yaml")]:
+        for version in re.findall(r"(?:agent-rft:|newTag: |agent_rft-)(\d+\.\d+\.\d+)-", path.read_text()):
+            named[f"{path.relative_to(ROOT)}: {version}"] = version
+    assert {"docs/quickstart.md", "docs/kubernetes.md"} < {name.split(":")[0] for name in named}
+    assert [name for name, version in named.items() if version != PROJECT["version"]] == []
+
+
+def test_the_workflow_runs_lint_and_tests_with_pinned_actions_and_may_only_read() -> None:
+    text = (ROOT / ".github/workflows/ci.yml").read_text()
+    workflow = yaml.safe_load(text)
+    assert "pull_request" in workflow[True]  # YAML 1.1 reads the key `on` as a boolean
+    assert workflow["permissions"] == {"contents": "read"}
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    assert not any("permissions" in job for job in workflow["jobs"].values())
+    assert {"make lint", "make test"} < {step.get("run") for step in steps}
+    used = re.findall(r"uses: (.+)", text)
+    assert used and all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", line) for line in used)
+
+
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
 def test_an_issue_form_is_valid(form: Path) -> None:
     """The rules of GitHub's form schema."""

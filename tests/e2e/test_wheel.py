@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -120,7 +121,12 @@ def test_nothing_comes_from_the_checkout(installed: Installed, tmp_path: Path) -
     script = f"import {', '.join(names)}; print(*[m.__file__ for m in ({', '.join(names)})], sep='\\n')"
     for file in installed.run(f'python -c "{script}"', tmp_path).split():
         assert Path(file).is_relative_to(installed.folder)
-    assert installed.run("agent-rft --version", tmp_path).startswith("agent-rft ")
+
+
+def test_the_installed_version_is_that_of_the_project(wheel: Path, installed: Installed, tmp_path: Path) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert wheel.name == f"agent_rft-{version}-py3-none-any.whl"
+    assert installed.run("agent-rft --version", tmp_path).splitlines()[0] == f"agent-rft {version}"
 
 
 def next_steps(installed: Installed, folder: Path) -> tuple[str, list[str]]:
