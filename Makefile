@@ -139,7 +139,6 @@ examples: setup $(SMOLLM2) $(ICD10) $(CHROMIUM)
 
 nightly: setup $(SMOLLM2) $(ICD10) $(PROMETHEUS) $(CONSOLE_TOOLS) $(CHROMIUM) $(TRACKERS) panels chaos
 	$(PYTEST) tests $(CHAOS:%=--ignore=%) -m nightly
-	$(BIN)/python -m benchmarks.run --full
 
 lint: setup
 	$(BIN)/ruff check .
@@ -156,7 +155,7 @@ docs: setup
 bench: setup
 	$(BIN)/python -m benchmarks.run
 
-bench-full: setup
+bench-full: setup $(SMOLLM2)
 	$(BIN)/python -m benchmarks.run --full
 
 # On a machine with GPUs; MODEL is the folder of a trained model. It does not depend on `setup`, which would install the CPU lists.

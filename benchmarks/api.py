@@ -25,6 +25,7 @@ import httpx
 import psutil
 from sqlalchemy import insert
 
+from benchmarks.common import print_figure
 from cluster.stores.database import Database
 from cluster.stores.job_tables import EventRow, JobRow
 from cluster.stores.keys import KeyStore
@@ -95,6 +96,9 @@ async def measure(base_url: str, token: str, clients: int, seconds: float, cpu_s
             used = (cpu_s() - before) / len(times)
             times.sort()
             p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
+            print_figure(f"api, {name}: p99", p99 * 1e3, "ms", p50=p50 * 1e3)
+            print_figure(f"api, {name}: rate", len(times) / seconds, "requests/s", clients=clients)
+            print_figure(f"api, {name}: server CPU per request", used * 1e3, "ms")
             print(
                 f"{name:20} {len(times) / seconds:7.0f} requests/s, p50 {p50 * 1e3:5.1f} ms, p99 {p99 * 1e3:5.1f} ms, "
                 f"server CPU {used * 1e3:4.1f} ms per request"

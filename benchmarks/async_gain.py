@@ -13,7 +13,6 @@ since with staleness long and short steps alternate.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import tempfile
@@ -21,12 +20,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.common import impossible
+from benchmarks.common import impossible, print_figure
 from benchmarks.enlarged import OWN_SIZE, add_size_options, enlarged, size_of
 from benchmarks.ledger_seeds import LEDGER, run
 from benchmarks.local import ONE_GPU, dtype_here, gpus_here
 
 WARM_UP_STEPS = 2
+MIN_STEPS = WARM_UP_STEPS + 2
+"""The warm-up, at least one step that is measured, and the last one, which writes the checkpoint."""
 NO_FILES = {"validation_file": None, "test_file": None}
 
 
@@ -44,7 +45,7 @@ def step_times(model: str, staleness: int, steps: int, *server_options: str) -> 
     folder, _ = run(
         7, "data/train.jsonl", settings, *server_options, files=NO_FILES | {"model": model}, rows=steps * 16
     )
-    metrics = folder.metrics()[WARM_UP_STEPS:-1]  # the last one writes the checkpoint
+    metrics = folder.metrics()[WARM_UP_STEPS:-1]
     shutil.rmtree(folder.path.parent)  # checkpoints of a large model would soon fill the disk
     learning = [m["time_learn_s"] + m.get("time_sync_s", 0.0) for m in metrics]
     return fmean(m["time_step_s"] for m in metrics), fmean(m["time_wait_s"] for m in metrics), fmean(learning)
@@ -53,7 +54,7 @@ def step_times(model: str, staleness: int, steps: int, *server_options: str) -> 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--staleness", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=10, help=f"steps per run, at least {MIN_STEPS}")
     parser.add_argument("--median-s", type=float)
     parser.add_argument("--p99-s", type=float)
     add_size_options(parser)
@@ -61,7 +62,10 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    options = arguments().parse_args()
+    parser = arguments()
+    options = parser.parse_args()
+    if options.steps < MIN_STEPS:
+        parser.error(f"--steps {options.steps}: nothing is left to measure. Use at least {MIN_STEPS}.")
     if gpus_here() == 1:
         impossible(ONE_GPU)
         return
@@ -82,8 +86,8 @@ def measure(options: argparse.Namespace, model: str) -> None:
         step, _, _ = step_times(model, staleness, options.steps, *slow)
         gain = on_policy / step
         name = f"async gain, staleness {staleness}" + (", slow tools" if slow else "")
-        line = {"name": name, "value": 3600 / step, "unit": "steps/h", "baseline": 3600 / on_policy, "ratio": gain}
-        print(json.dumps(line | {"runs": [[3600 / step, 3600 / on_policy]]}), flush=True)
+        ours, baseline = 3600 / step, 3600 / on_policy
+        print_figure(name, ours, "steps/h", baseline=baseline, ratio=gain, runs=[[ours, baseline]])
         lines.append(
             f"staleness {staleness}: {step:.2f} s per step, gain {gain:.2f}, {gain / possible:.2f} of the possible"
         )

@@ -1,9 +1,10 @@
 """A short reinforcement job of a real instruct model at the automatic learning rate: does it learn, and stay stable?
 
-    python -m benchmarks.auto_rate MODEL_FOLDER [--multiplier 1]
+    python -m benchmarks.auto_rate MODEL_FOLDER [--multiplier 1] [--steps 10] [--test-rows 20]
 
-The task is one in which a small model is sometimes right: name a capital and nothing else. 10 steps of 4 rows, all else
-at `auto`; grade on 20 other rows before and after. SmolLM2-135M-Instruct takes seven minutes on two cores.
+The task is one in which a small model is sometimes right: name a capital and nothing else. It trains ten steps of four
+rows, with everything else at `auto`, and grades 20 other rows before and after. SmolLM2-135M-Instruct takes seven
+minutes on two cores.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.common import print_figure
 from cluster.records.run_folder import RunFolder
 
 CAPITALS = (
@@ -32,7 +34,7 @@ CAPITALS = (
     "Senegal:Dakar Indonesia:Jakarta Philippines:Manila Malaysia:Kuala_Lumpur Pakistan:Islamabad Afghanistan:Kabul "
     "Cyprus:Nicosia Iceland:Reykjavik Latvia:Riga Estonia:Tallinn Netherlands:Amsterdam"
 )
-NUM_TRAINED = 40
+BATCH_SIZE = 4
 GRADER = """\
 def grade(sample, item):
     text = sample["output_text"].strip().rstrip(".")
@@ -56,13 +58,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="folder of an instruct model")
     parser.add_argument("--multiplier", type=float, default=1.0, help="learning_rate_multiplier")
+    parser.add_argument("--steps", type=int, default=10, help=f"training steps of {BATCH_SIZE} rows")
+    parser.add_argument("--test-rows", type=int, default=20, help="rows that are graded before and after")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="agent-rft-bench-"))
-    every = rows()
-    for name, part in (("train", every[:NUM_TRAINED]), ("test", every[NUM_TRAINED:])):
+    every, num_trained = rows(), options.steps * BATCH_SIZE
+    if num_trained + options.test_rows > len(every):
+        parser.error(
+            f"--steps {options.steps} and --test-rows {options.test_rows} need {num_trained + options.test_rows} rows, "
+            f"and there are {len(every)}. Use fewer steps or test rows."
+        )
+    parts = {"train": every[:num_trained], "test": every[len(every) - options.test_rows :]}
+    for name, part in parts.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     hyperparameters = {
-        "batch_size": 4,
+        "batch_size": BATCH_SIZE,
         "n_epochs": 1,
         "eval_samples": 4,
         "learning_rate_multiplier": options.multiplier,
@@ -86,8 +96,9 @@ def main() -> None:
     (path,) = (folder / "runs").iterdir()
     run = RunFolder(path)
     before, after = run.evaluations()["test-before"].grade, run.evaluations()["test-after"].grade
-    steps = " ".join(f"{metrics['train_mean_grade']:.3f}" for metrics in run.metrics())
-    print(f"grade {before:.3f} -> {after:.3f}; of each step: {steps}")
+    steps = [metrics["train_mean_grade"] for metrics in run.metrics()]
+    print_figure("auto rate: grade after training", after, "", before=before, steps=steps)
+    print(f"grade {before:.3f} -> {after:.3f}; of each step: {' '.join(f'{grade:.3f}' for grade in steps)}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """CPU time of a call to an actor, caller and callee together: over a Channel, against a Ray call.
 
-    python -m benchmarks.channel [--per-s 330] [--runs 3]
+    python -m benchmarks.channel [--per-s 330] [--runs 3] [--seconds 6]
 
 Calls are as large as a turn of the ledger, arrive at a constant rate and take 0 to 0.2 s. The CPU time of the waiting
 itself is subtracted from both sides.
@@ -22,7 +22,6 @@ from benchmarks.common import Figure, report
 from benchmarks.dispatcher import ARGUMENTS, ITEM
 from trainer.errors import ToolFailed
 
-SECONDS = 6
 CALL = ("trace_" + "a" * 32, ITEM, [["call_" + "b" * 24, "search", ARGUMENTS]])
 RESULT = [["call_" + "b" * 24, "net income of vorzen in 2013: 3363", None, 0.1, 0, False]]
 
@@ -50,14 +49,14 @@ class Caller:
         self._callee = callee
         self._channel = Channel(callee, "the callee", ToolFailed)
 
-    async def cost_ms(self, how: str, per_s: float) -> float:
-        """Mean CPU time of a call in milliseconds."""
+    async def cost_ms(self, how: str, per_s: float, seconds: float) -> float:
+        """Mean CPU time of a call in milliseconds, over `seconds` of calls."""
         sends: dict[str, Callable[[], Awaitable[Any]]] = {
             "ray": lambda: self._callee.answer.remote(*CALL),
             "channel": lambda: self._channel.call("answer", *CALL),
             "nothing": answer,
         }
-        count = int(SECONDS * per_s)
+        count = int(seconds * per_s)
         spent: float = -time.process_time() - await self._callee.cpu_s.remote()
         started, tasks = time.perf_counter(), []
         for number in range(count):
@@ -77,6 +76,7 @@ def main() -> None:
         help="calls per second; the default is about the rate of turns of one engine",
     )
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=6.0, help="duration of each measurement")
     options = parser.parse_args()
     ray.init("local", num_cpus=2, include_dashboard=False)
     callee: Any = cast(Any, ray.remote(Callee)).options(num_cpus=0, max_concurrency=10_000).remote()
@@ -84,7 +84,7 @@ def main() -> None:
     runs = []
     for run in range(options.runs + 1):
         nothing, channel, by_ray = (
-            ray.get(caller.cost_ms.remote(how, options.per_s)) for how in ("nothing", "channel", "ray")
+            ray.get(caller.cost_ms.remote(how, options.per_s, options.seconds)) for how in ("nothing", "channel", "ray")
         )
         if run:  # the first run is warm-up
             runs.append((channel - nothing, by_ray - nothing))

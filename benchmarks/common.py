@@ -1,4 +1,4 @@
-"""The report of every benchmark: one JSON line per figure for machines, and a table with both sides of each ratio."""
+"""The report of every benchmark: one JSON line per figure for programs, and a table with both sides of each ratio."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 
 class NotPossible(Exception):
@@ -51,6 +54,17 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+def copy_rows(source: Path, target: Path, max_rows: int | None) -> None:
+    """Copy the first `max_rows` lines of a JSONL file; None: all lines."""
+    with source.open() as file:
+        target.write_text("".join(islice(file, max_rows)))
+
+
+def print_figure(name: str, value: float, unit: str, **details: Any) -> None:
+    """Print the JSON line of a figure. `details` are further fields, such as a baseline."""
+    print(json.dumps({"name": name, "value": value, "unit": unit} | details), flush=True)
+
+
 def impossible(why: str) -> None:
     """Print the JSON line of a measurement that is not possible on this machine."""
     print(json.dumps({"not_possible": why}), flush=True)
@@ -59,8 +73,8 @@ def impossible(why: str) -> None:
 def report(figures: Sequence[Figure]) -> None:
     """Print the JSON lines, then the table, then the machine's load."""
     for figure in figures:
-        line = {"name": figure.name, "value": figure.value, "unit": figure.unit, "baseline": figure.baseline}
-        print(json.dumps(line | {"ratio": figure.ratio, "runs": figure.runs}), flush=True)
+        sides = {"baseline": figure.baseline, "ratio": figure.ratio, "runs": figure.runs}
+        print_figure(figure.name, figure.value, figure.unit, **sides)
     print(f"\n{'figure':36}{'ours':>14}{'baseline':>14}  {'unit':12}{'ratio':>8}  spread")
     for figure in figures:
         low, high = figure.spread

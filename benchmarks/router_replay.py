@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from actors.engine.vllm_engine import Engine, EngineConfig
+from benchmarks.common import print_figure
 from tests.support.experts import Sampled, gaps
 from tests.support.shapes import tiny_shape
 from tests.support.tiny_model import write_tiny_model
@@ -58,6 +59,7 @@ def main() -> None:
     }
     print("| experts | tokens | mean gap | 95th percentile | largest |")
     print("|---|---|---|---|---|")
+    figures = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tiny_shape("qwen3_moe", **sizes).to(torch.bfloat16).save_pretrained(write_tiny_model(folder))
@@ -65,7 +67,11 @@ def main() -> None:
         for replayed in (False, True):
             gap = gaps(policy, found, replayed=replayed)
             chosen_by = "the engine's" if replayed else "the learner's"
-            print(f"| {chosen_by} | {len(gap)} | {gap.mean():.4f} | {np.quantile(gap, 0.95):.4f} | {gap.max():.3f} |")
+            high = float(np.quantile(gap, 0.95))
+            print(f"| {chosen_by} | {len(gap)} | {gap.mean():.4f} | {high:.4f} | {gap.max():.3f} |")
+            figures.append((chosen_by, {"p95": high, "largest": float(gap.max()), "tokens": len(gap)}, gap.mean()))
+    for chosen_by, details, mean in figures:
+        print_figure(f"gap with {chosen_by} experts: mean", float(mean), "nats", **details)
 
 
 if __name__ == "__main__":

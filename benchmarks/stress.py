@@ -1,6 +1,7 @@
 """The ledger with old rollouts and a rate that is far too high, with `max_divergence` and without it.
 
     python -m benchmarks.stress [--seeds 7 8 9] [--staleness 8] [--rate 1.2e-3] [--limits off 0.2]
+                                [--rows N] [--test-rows N] [--epochs 3]
 
 Ten times the automatic rate, rollouts up to eight versions old, two updates per batch, 45 steps. Reported are the best
 grade of a step, the one before and after the largest fall, the mean of the last ten, and the grade on the test rows
@@ -15,7 +16,8 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
-from benchmarks.ledger_seeds import run
+from benchmarks.common import print_figure
+from benchmarks.ledger_seeds import add_row_options, run
 from cluster.records.run_folder import RunFolder
 
 HEADER = (
@@ -56,20 +58,30 @@ def main() -> None:
     parser.add_argument("--staleness", type=int, default=8)
     parser.add_argument("--rate", type=float, default=1.2e-3)
     parser.add_argument("--limits", nargs="+", default=["off", "0.2"], help="values of max_divergence")
+    parser.add_argument("--epochs", type=int, default=3)
+    add_row_options(parser)
     options = parser.parse_args()
+    runs = []
     print(f"{HEADER}\n|{'---|' * (HEADER.count('|') - 1)}", flush=True)
     for seed in options.seeds:
         for limit in (None if text == "off" else float(text) for text in options.limits):
             settings: dict[str, Any] = {
-                "hyperparameters.n_epochs": 3,
+                "hyperparameters.n_epochs": options.epochs,
                 "limits.max_completion_tokens": 200,  # what a broken model samples is long
                 "algorithm.max_staleness": options.staleness,
                 "algorithm.updates_per_batch": 2,
                 "algorithm.learning_rate": options.rate,
                 "algorithm.max_divergence": limit,
             }
-            folder, whole_s = run(seed, "data/train.jsonl", settings, may_fail=True)
+            folder, whole_s = run(
+                seed, "data/train.jsonl", settings, rows=options.rows, test_rows=options.test_rows, may_fail=True
+            )
             print(row(folder, seed, limit, whole_s), flush=True)
+            runs.append((f"max_divergence {limit or 'off'}, seed {seed}", folder))
+    for name, folder in runs:
+        steps = [step["train_mean_grade"] for step in folder.metrics()]
+        grades = {evaluated: evaluation.grade for evaluated, evaluation in folder.evaluations().items()}
+        print_figure(f"stress, {name}: best step", max(steps), "", last_ten=fmean(steps[-10:]), evaluations=grades)
 
 
 if __name__ == "__main__":

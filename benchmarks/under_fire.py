@@ -1,6 +1,6 @@
 """The cost of faulty endpoints: the ledger's job with failing tools and grader against a run without faults.
 
-    python -m benchmarks.under_fire [--seeds 1 2 3] [--steps 15]
+    python -m benchmarks.under_fire [--seeds 1 2 3] [--steps 15] [--test-rows N]
 
 Both runs go through the same proxy, which takes its share of the two cores, to servers with a log-normal latency
 (median 0.2 s, p99 2 s). Faults of every tool and the grader follow a seeded plan: 10 % of the calls fail (half of them
@@ -45,13 +45,14 @@ def steps_an_hour(folder: RunFolder) -> float:
     return 3600 / mean(m["time_step_s"] - sum(m.get(name, 0.0) for name in excluded) for m in folder.metrics()[1:])
 
 
-def one(seed: int, steps: int, faulty: bool) -> tuple[float, float, dict[str, float]]:
-    """Steps per hour, the grade after training, and the rollout counts of the last step."""
+def one(seed: int, steps: int, test_rows: int | None, faulty: bool) -> tuple[float, float, dict[str, float]]:
+    """Return steps per hour, the grade after training, and the rollout counts of the last step."""
     tools = job_of(seed, "data/train.jsonl", {})["method"]["reinforcement"]["tools"]
     settings = SETTINGS | {"tools": [tool | HEDGED for tool in tools]}
     plan = Plan(seed=seed, endpoints=dict.fromkeys(ENDPOINTS, FAULTS) if faulty else {})
     with faulty_ledger(plan, *LATENCY) as ledger:
-        folder, _ = run(seed, "data/train.jsonl", settings, rows=steps * 16, environment=ledger.environment)
+        environment, rows = ledger.environment, steps * 16
+        folder, _ = run(seed, "data/train.jsonl", settings, environment=environment, rows=rows, test_rows=test_rows)
     last = folder.metrics()[-1]
     account = {name: value for name, value in last.items() if name.startswith("account/")}
     return steps_an_hour(folder), folder.evaluations()["test-after"].grade, account
@@ -60,12 +61,15 @@ def one(seed: int, steps: int, faulty: bool) -> tuple[float, float, dict[str, fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=15, help="training steps, at least 2: the first is not counted")
+    parser.add_argument("--test-rows", type=int, help="test rows; default: the full file")
     options = parser.parse_args()
+    if options.steps < 2:
+        parser.error(f"--steps {options.steps}: the first step is not counted. Use at least 2.")
     speeds, grades = [], []
     for seed in options.seeds:
-        quiet_speed, quiet_grade, _ = one(seed, options.steps, faulty=False)
-        speed, grade, account = one(seed, options.steps, faulty=True)
+        quiet_speed, quiet_grade, _ = one(seed, options.steps, options.test_rows, faulty=False)
+        speed, grade, account = one(seed, options.steps, options.test_rows, faulty=True)
         speeds.append((speed, quiet_speed))
         grades.append((grade, quiet_grade))
         print(
