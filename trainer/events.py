@@ -91,11 +91,12 @@ class SettingChosen(Event):
     """What `auto` became in a new run. Set the setting yourself if you know better."""
 
     setting: str
-    """Its path below the method's section, such as `algorithm.learning_rate`."""
+    """Its path below the method's section, such as `algorithm.learning_rate`, or in the job, such as
+    `cluster.micro_batch_tokens`."""
     value: float
     """The value, before `learning_rate_multiplier`."""
     why: str
-    """What it follows from: the numbers of rows, steps and parameters."""
+    """What it follows from, such as the number of rows, or the memory of a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.planning.layout import ClusterPlan, Request
+from cluster.planning.layout import ClusterPlan
+from cluster.planning.placement import Request
 from cluster.planning.proposal import size_of
 from trainer.spec.plan import USUAL_ROWS, resolve
 
@@ -79,7 +80,7 @@ def estimate_of(request: Request, plan: ClusterPlan) -> Estimate | None:
     if reinforcement:
         sequences = next(place.memory.num_sequences for place in plan.assignments if place.memory is not None) or 1.0
         devices = placement.engine_gpus or placement.engine_cores
-        at_a_time = min(job.cluster.max_num_seqs, max(1.0, sequences * request.context_length / max(1, length)))
+        at_a_time = min(placement.max_num_seqs, max(1.0, sequences * request.context_length / max(1, length)))
         reads_s = model.num_parameters * placement.bytes_per_weight / (rates.read_bytes_per_s * devices)
         operations_s = 2 * model.active_parameters / (rates.operations_per_s * devices)
         of_engine = numbers.rollouts_per_step / placement.engines

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
-
-from pydantic import BaseModel
 
 from actors.engine.sizes import GPU_MEMORY_SHARE
 from cluster.planning.memory import CUDA_CONTEXT_BYTES, Memory, by_turns, engine_memory, rank_memory
 from cluster.planning.misfits import memory_problems, resource_problems, setting_problems
-from cluster.planning.model_shape import ModelShape
 from cluster.planning.node_sizes import NodeSizes, node_sizes, size_warnings
 from cluster.planning.nodes import Node
-from cluster.planning.placement import Assignment, Placement, assign, placement_of
+from cluster.planning.placement import (
+    AUTO_MICRO_BATCH_TOKENS,
+    Assignment,
+    Placement,
+    Request,
+    assign,
+    micro_batch_sizes,
+    placement_of,
+)
 from cluster.planning.units import GIB
 from trainer.errors import Problem
 from trainer.spec.job import JobSpec
+from trainer.spec.plan import Choice
 
 DRIVER_BYTES = round(0.7 * GIB)
 """Memory of the driver process: Python, torch, transformers, Ray."""
@@ -26,39 +31,13 @@ DISPATCHER_BYTES, GRADER_POOL_BYTES = round(0.3 * GIB), round(0.4 * GIB)
 MIN_SEQUENCES_AT_ONCE = 4
 """Full-length sequences that an engine must hold beside a rank on its GPU: with fewer, taking turns samples faster."""
 
-Settings = Mapping[str, Any]
-"""Values by their path in a job, such as `cluster.zero_stage`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What is to be laid out. Without a `model`, memory is not checked. Without `learner`, the run only grades."""
-
-    job: JobSpec
-    nodes: tuple[Node, ...]
-    model: ModelShape | None
-    context_length: int
-    learner: bool = True
-
-    def with_settings(self, settings: Settings) -> Request:
-        job = self.job
-        for path, value in settings.items():
-            job = _changed(job, path.split("."), value)
-        context = settings.get("cluster.context_length", self.context_length)
-        return replace(self, job=job, context_length=context)
-
-
-Model = TypeVar("Model", bound=BaseModel)
-
-
-def _changed(model: Model, path: Sequence[str], value: Any) -> Model:
-    name, *rest = path
-    return model.model_copy(update={name: _changed(getattr(model, name), rest, value) if rest else value})
-
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """A placement and what does not fit: `lacking` is solved by adding nodes, `problems` are not."""
+    """A placement and what does not fit: `lacking` is solved by adding nodes, `problems` are not.
+
+    `setting_problems` are settings that exclude each other; `memory_problems` are devices with too little memory.
+    """
 
     placement: Placement
     nodes: tuple[Node, ...]
@@ -68,9 +47,16 @@ class ClusterPlan:
     sizes: tuple[NodeSizes, ...]
     """Object store, shared memory and /tmp of each node."""
     lacking: tuple[Problem, ...]
-    problems: tuple[Problem, ...]
+    setting_problems: tuple[Problem, ...]
+    memory_problems: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
     """What the job may start without: sizes of nodes that Ray would not get along with for long."""
+    choices: tuple[Choice, ...]
+    """Values that memory has decided for settings that are `auto`, each with its reason."""
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        return (*self.setting_problems, *self.memory_problems)
 
     @property
     def fits(self) -> bool:
@@ -78,17 +64,48 @@ class ClusterPlan:
 
 
 def lay_out(request: Request) -> ClusterPlan:
-    """The layout of a job. What does not fit has no remedy yet: see plan.py."""
+    """Lay out a job with the largest micro-batch that fits in memory, or else with the smallest.
+
+    Problems have no remedy yet: see plan.py.
+    """
+    placement, sizes = placement_of(request), micro_batch_sizes(request)
+    for size in sizes[:-1]:
+        plan = _lay_out(request, replace(placement, micro_batch_tokens=size))
+        if not plan.memory_problems:
+            return plan
+    return _lay_out(request, replace(placement, micro_batch_tokens=sizes[-1]))
+
+
+def _lay_out(request: Request, placement: Placement) -> ClusterPlan:
     job, nodes = request.job, request.nodes
-    placement = _shared(request, placement_of(job, nodes, request.learner))
+    placement = _shared(request, placement)
     assigned = assign(placement.bundles, [node.resources for node in nodes])
     assignments = tuple(_assignments(request, placement, assigned))
     sizes = node_sizes(placement, nodes, assignments, request.model, job.optimizer.lora)
     host_bytes = _host_bytes(job, placement, nodes, assignments, sizes)
-    problems = [*setting_problems(job, placement), *memory_problems(assignments, nodes, host_bytes)]
-    warnings = tuple(size_warnings(nodes, sizes))
-    lacking = tuple(resource_problems(placement, nodes, assigned))
-    return ClusterPlan(placement, nodes, assignments, host_bytes, sizes, lacking, tuple(problems), warnings)
+    return ClusterPlan(
+        placement,
+        nodes,
+        assignments,
+        host_bytes,
+        sizes,
+        lacking=tuple(resource_problems(placement, nodes, assigned)),
+        setting_problems=tuple(setting_problems(job, placement)),
+        memory_problems=tuple(memory_problems(assignments, nodes, host_bytes)),
+        warnings=tuple(size_warnings(nodes, sizes)),
+        choices=tuple(_choices(request, placement)),
+    )
+
+
+def _choices(request: Request, placement: Placement) -> Iterator[Choice]:
+    if request.job.cluster.micro_batch_tokens != "auto" or not placement.learner_ranks:
+        return
+    size, context = placement.micro_batch_tokens, request.context_length
+    if size < max(AUTO_MICRO_BATCH_TOKENS, context):
+        why = f"as much as memory allows, and at least the context of {context:,} tokens"
+    else:
+        why = f"{AUTO_MICRO_BATCH_TOKENS:,} or the context of {context:,} tokens, whichever is larger"
+    yield Choice("cluster.micro_batch_tokens", size, why)
 
 
 def _assignments(request: Request, placement: Placement, assigned: Sequence[int | None]) -> Iterator[Assignment]:
@@ -111,7 +128,7 @@ def _engine_memory(request: Request, placement: Placement, gpu_bytes: int | None
         return None
     memory = engine_memory(
         request.model,
-        request.job.cluster,
+        placement,
         gpus=placement.engine_gpus,
         itemsize=placement.bytes_per_weight,
         context_length=request.context_length,
@@ -128,7 +145,7 @@ def _rank_memory(request: Request, placement: Placement, rank: int) -> Memory | 
     job = request.job
     memory = rank_memory(
         request.model,
-        job.cluster,
+        placement,
         on_gpu=placement.rank_gpus > 0,
         itemsize=placement.bytes_per_weight,
         longest=request.context_length,

@@ -33,7 +33,7 @@ LIVE_PARAMETERS = 1_000_000_000
 
 
 class Cluster(Protocol):
-    """The settings of `trainer.spec.job.ClusterSpec` that are used here, where pydantic may be missing."""
+    """Settings that the memory of engines and ranks depends on, as in `Placement`: pydantic may be missing here."""
 
     @property
     def max_num_seqs(self) -> int: ...

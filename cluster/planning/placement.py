@@ -9,27 +9,79 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel
 
 from actors.engine.sizes import GPU_MEMORY_SHARE
 from cluster.planning.memory import Memory
+from cluster.planning.model_shape import ModelShape
 from cluster.planning.nodes import Node
 from cluster.planning.units import GIB
+from trainer.spec.endpoints import Positive
 from trainer.spec.job import JobSpec
+from trainer.spec.offload import Offload
 
 KINDS = {"CPU": "cores", "GPU": "GPUs"}
 
 Bundle = dict[str, float]
 Role = Literal["engine", "learner rank"]
+Settings = Mapping[str, Any]
+"""Values by their path in a job, such as `cluster.zero_stage`."""
+
+AUTO_MICRO_BATCH_TOKENS, MICRO_BATCH_STEP = 8192, 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLayout:
+    """Values of `cluster` that a run began with. A resumed run keeps those of `auto` while they fit. None: no value."""
+
+    micro_batch_tokens: Positive | None = None
+
+    @classmethod
+    def of(cls, placement: Placement) -> RecordedLayout:
+        """Return the values to record; a run that only grades has no micro-batches."""
+        return cls(placement.micro_batch_tokens if placement.learner_ranks else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A job to lay out on nodes.
+
+    Without a `model`, memory is not checked. Without `learner`, the run only grades. `recorded` is the layout of the
+    run that is resumed.
+    """
+
+    job: JobSpec
+    nodes: tuple[Node, ...]
+    model: ModelShape | None
+    context_length: int
+    learner: bool = True
+    recorded: RecordedLayout = RecordedLayout()
+
+    def with_settings(self, settings: Settings) -> Request:
+        job = self.job
+        for path, value in settings.items():
+            job = _changed(job, path.split("."), value)
+        context = settings.get("cluster.context_length", self.context_length)
+        return replace(self, job=job, context_length=context)
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def _changed(model: Model, path: Sequence[str], value: Any) -> Model:
+    name, *rest = path
+    return model.model_copy(update={name: _changed(getattr(model, name), rest, value) if rest else value})
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Resources of each engine and each learner rank; `colocated` ones share bundles.
+    """Settings of `cluster` with every `auto` resolved: resources and limits of each engine and each learner rank.
 
-    Those that share cores take `turns`. Those that share GPUs do, too, or each has a part of the memory all the time;
-    `gpu_share` is what an engine takes of a GPU while it samples. Engines that are `shared` with other jobs count as if
-    they were the job's, but it does not reserve them.
+    Engines and ranks that are `colocated` share bundles. On cores they take `turns`. On GPUs they also take turns, or
+    each has a part of the memory all the time; `gpu_share` is the part of a GPU that an engine takes while it samples.
+    Engines that are `shared` with other jobs count as the job's engines, but the job does not reserve them.
     """
 
     engines: int
@@ -39,6 +91,10 @@ class Placement:
     rank_cores: int
     rank_gpus: int
     dtype: Literal["float32", "bfloat16"]
+    max_num_seqs: int
+    zero_stage: int
+    offload: Offload
+    micro_batch_tokens: int
     colocated: bool = False
     turns: bool = False
     gpu_share: float = GPU_MEMORY_SHARE
@@ -106,8 +162,26 @@ class Assignment:
     memory: Memory | None
 
 
-def placement_of(job: JobSpec, nodes: Sequence[Node], learner: bool) -> Placement:
-    """The resources of a job's engines and ranks, with what `auto` means on these nodes."""
+def micro_batch_sizes(request: Request) -> list[int]:
+    """Return the sizes of micro-batches in tokens that the job may use, the largest first.
+
+    A number in the job is the only size. The sizes of `auto` are 8,192 or the context length, whichever is larger, then
+    the smaller multiples of 1,024 that hold the context length, then the context length itself. Less would save no
+    memory, because a sequence is never divided. A resumed run begins with its recorded size if that holds the context.
+    """
+    setting, longest = request.job.cluster.micro_batch_tokens, request.context_length
+    if setting != "auto":
+        return [setting]
+    sizes = [*range(AUTO_MICRO_BATCH_TOKENS, longest, -MICRO_BATCH_STEP), longest]
+    recorded = request.recorded.micro_batch_tokens
+    if recorded is None or recorded < longest:
+        return sizes
+    return [recorded, *(size for size in sizes if size < recorded)]
+
+
+def placement_of(request: Request) -> Placement:
+    """Resolve each `auto` as far as it follows from the nodes: memory may reduce `turns` and `micro_batch_tokens`."""
+    job, nodes, learner = request.job, request.nodes, request.learner
     cluster = job.cluster
     has_gpus = any(node.gpus > 0 for node in nodes)
     engine_gpus = int(has_gpus) if cluster.engine_gpus == "auto" else cluster.engine_gpus
@@ -125,6 +199,10 @@ def placement_of(job: JobSpec, nodes: Sequence[Node], learner: bool) -> Placemen
         rank_cores=cluster.rank_cores,
         rank_gpus=int(engine_gpus > 0),
         dtype=("bfloat16" if engine_gpus else "float32") if cluster.dtype == "auto" else cluster.dtype,
+        max_num_seqs=cluster.max_num_seqs,
+        zero_stage=cluster.zero_stage,
+        offload=cluster.offload,
+        micro_batch_tokens=micro_batch_sizes(request)[0],
         colocated=colocated and learner,
         turns=colocated and learner,
         shared=cluster.share_engines and learner,

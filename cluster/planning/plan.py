@@ -5,21 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cluster.planning.layout import ClusterPlan, Request, lay_out
+from cluster.planning.layout import ClusterPlan, lay_out
 from cluster.planning.model_shape import ModelShape
 from cluster.planning.nodes import Node
+from cluster.planning.placement import RecordedLayout, Request
 from cluster.planning.remedies import NONE_FOUND, remedies_of
+from trainer.errors import Problem
 from trainer.spec.job import JobSpec
 
 
 def plan_placement(
-    job: JobSpec, nodes: Sequence[Node], model: ModelShape | None, context_length: int, *, learner: bool = True
+    job: JobSpec,
+    nodes: Sequence[Node],
+    model: ModelShape | None,
+    context_length: int,
+    *,
+    learner: bool = True,
+    recorded: RecordedLayout | None = None,
 ) -> ClusterPlan:
-    """The placement of a job on `nodes`: settings that are `auto`, a node and memory per actor, and what does not fit.
+    """Plan a job on `nodes`: resolve settings that are `auto`, place each actor, and find what does not fit.
 
-    Without a `model`, memory is not checked. Without `learner`, the run only grades.
+    Without a `model`, memory is not checked. Without `learner`, the run only grades. `recorded` is the layout of the
+    run that is resumed.
     """
-    return plan_of(Request(job, tuple(nodes), model, context_length, learner))
+    return plan_of(Request(job, tuple(nodes), model, context_length, learner, recorded or RecordedLayout()))
 
 
 def plan_of(request: Request) -> ClusterPlan:
@@ -28,8 +37,13 @@ def plan_of(request: Request) -> ClusterPlan:
     if plan.fits:
         return plan
     remedy = "; or ".join(map(str, remedies_of(request))) or NONE_FOUND
+
+    def with_remedy(problems: Sequence[Problem]) -> tuple[Problem, ...]:
+        return tuple(replace(problem, remedy=remedy) for problem in problems)
+
     return replace(
         plan,
-        lacking=tuple(replace(problem, remedy=remedy) for problem in plan.lacking),
-        problems=tuple(replace(problem, remedy=remedy) for problem in plan.problems),
+        lacking=with_remedy(plan.lacking),
+        setting_problems=with_remedy(plan.setting_problems),
+        memory_problems=with_remedy(plan.memory_problems),
     )

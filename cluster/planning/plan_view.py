@@ -16,11 +16,11 @@ from yaml import safe_dump as dump
 
 from cluster.planning.context import context_of
 from cluster.planning.estimate import Estimate, estimate_of
-from cluster.planning.layout import ClusterPlan, Request, Settings
+from cluster.planning.layout import ClusterPlan
 from cluster.planning.model_folder import read_folder
 from cluster.planning.node_sizes import at_least
 from cluster.planning.nodes import HEADROOM, Node
-from cluster.planning.placement import Assignment, Placement, size
+from cluster.planning.placement import Assignment, Placement, Request, Settings, size
 from cluster.planning.plan import plan_of
 from cluster.planning.proposal import propose
 from cluster.planning.stop_time import ASSUMED_WRITE_BYTES_PER_S, StopTime
@@ -203,6 +203,7 @@ def _notes(plan: ClusterPlan) -> list[str]:
     if placement.engines > 1 and not placement.colocated:
         notes.append("the first engine and all ranks start together; further engines join when resources are free")
     notes.append("driver, dispatchers and grader pool reserve no cores; the last two run beside the engines")
+    notes += map(str, plan.choices)
     if any(node.gpus and node.gpu_memory_bytes is None for node in plan.nodes):
         notes.append("[yellow]the memory of some GPUs is unknown and not checked[/]")
     return notes
@@ -235,6 +236,7 @@ def plan_as_json(plan: ClusterPlan, estimate: Estimate | None = None, stop: Stop
         "colocated": plan.placement.colocated,
         "turns": plan.placement.turns,
         "gpu_share": plan.placement.gpu_share,
+        "micro_batch_tokens": plan.placement.micro_batch_tokens,
         "places": [_assignment(assignment) for assignment in plan.assignments],
         "nodes": [
             {

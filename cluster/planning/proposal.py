@@ -1,21 +1,22 @@
 """The smallest layout of a job that fits: fewest GPUs, then fewest cores.
 
-Searched is by how much a layout changes the job: first only how it is divided (engines, GPUs of an engine, ranks,
-ZeRO's stage, tokens per micro-batch, together on the same
-devices); then with one core each; then with half the context, a quarter,
-and so on; at last on cores instead of GPUs. The number of tries is bounded.
+Layouts that change the job least come first. The first ones change only how the job is divided: engines, GPUs of an
+engine, ranks, ZeRO's stage, tokens per micro-batch unless they are `auto`, and whether engines and ranks share devices.
+The next ones have one core each, then half the context, a quarter and so on, and the last ones use cores instead of
+GPUs. The number of tries is bounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, product
 from typing import Any, get_args
 
-from cluster.planning.layout import Request, Settings, lay_out
+from cluster.planning.layout import lay_out
 from cluster.planning.memory import engine_memory, rank_memory
-from cluster.planning.placement import Placement, placement_of
+from cluster.planning.placement import Placement, Request, Settings, micro_batch_sizes, placement_of
+from trainer.spec.job import Auto
 from trainer.spec.offload import Offload
 
 OFFLOADS: tuple[Offload, ...] = get_args(Offload)
@@ -62,11 +63,11 @@ def propose(request: Request, *, context_stays: bool = False) -> Settings | None
 
 def _differing(request: Request, settings: Settings) -> Settings:
     """The settings without those that the job has already, by what they mean on these nodes."""
-    cluster, placement = request.job.cluster, placement_of(request.job, request.nodes, request.learner)
+    cluster, placement = request.job.cluster, placement_of(request)
     now = {f"cluster.{name}": getattr(cluster, name) for name in type(cluster).model_fields}
     now |= {"cluster.engine_gpus": placement.engine_gpus, "cluster.context_length": request.context_length}
     if cluster.colocated != "auto" and settings.get("cluster.colocated") == "auto":
-        auto = placement_of(request.with_settings(settings).job, request.nodes, request.learner).colocated
+        auto = placement_of(request.with_settings(settings)).colocated
         now["cluster.colocated"] = "auto" if auto == cluster.colocated else cluster.colocated
     return {path: value for path, value in settings.items() if now[path] != value}
 
@@ -81,7 +82,7 @@ class _Level:
 
 
 def _levels(request: Request) -> Iterator[_Level]:
-    placement = placement_of(request.job, request.nodes, request.learner)
+    placement = placement_of(request)
     contexts = [request.context_length, *halves(request.context_length, MIN_CONTEXT)]
     devices = [True, False] if placement.engine_gpus and any(node.gpus for node in request.nodes) else [False]
     for on_gpus, context, one_core in product(devices, contexts, (False, True)):
@@ -104,7 +105,7 @@ def _layouts(level: _Level) -> Iterator[dict[str, Any]]:
     reinforcement = request.job.method.type == "reinforcement"
     on_policy = reinforcement and request.job.reinforcement.algorithm.max_staleness == 0
     together_too = reinforcement and request.learner and (level.on_gpus or on_policy)
-    apart = level.on_gpus and not placement_of(request.job, request.nodes, request.learner).colocated
+    apart = level.on_gpus and not placement_of(request).colocated
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     shapes = product(_engine_gpus(level), (True, False) if together_too else (False,), _shapes_of_ranks(level))
     for gpus, together, (ranks, stage, micro, offload) in shapes:
@@ -119,11 +120,12 @@ def _layouts(level: _Level) -> Iterator[dict[str, Any]]:
             "cluster.offload": offload,
             "cluster.colocated": "auto",
         }
-        if together != placement_of(request.with_settings(settings).job, request.nodes, request.learner).colocated:
+        if together != placement_of(request.with_settings(settings)).colocated:
             settings["cluster.colocated"] = together
         changed = request.with_settings(settings)
-        size = size_of(placement_of(changed.job, changed.nodes, changed.learner))
-        changes = stage != cluster.zero_stage, micro != cluster.micro_batch_tokens, -micro, stage, ranks, gpus
+        size = size_of(placement_of(changed))
+        smaller = 0 if micro == "auto" else -micro
+        changes = stage != cluster.zero_stage, micro != cluster.micro_batch_tokens, smaller, stage, ranks, gpus
         slower = (apart and together) + OFFLOADS.index(offload) - OFFLOADS.index(cluster.offload)
         found[(slower, *size, *changes, together)] = settings
     return (found[key] for key in sorted(found))
@@ -132,7 +134,7 @@ def _layouts(level: _Level) -> Iterator[dict[str, Any]]:
 def _engine_gpus(level: _Level) -> list[int]:
     """Numbers of GPUs with which an engine holds a sequence of full length in the largest GPU that there is."""
     request = level.request
-    own = placement_of(request.job, request.nodes, request.learner)
+    own = placement_of(request)
     if not level.on_gpus or not own.engines:
         return [own.engine_gpus]
     per_node = int(max(node.gpus for node in request.nodes))
@@ -143,7 +145,7 @@ def _engine_gpus(level: _Level) -> list[int]:
     sequences = {
         number: engine_memory(
             request.model,
-            request.job.cluster,
+            own,
             gpus=number,
             itemsize=own.bytes_per_weight,
             context_length=request.context_length,
@@ -155,19 +157,23 @@ def _engine_gpus(level: _Level) -> list[int]:
     return [number for number in numbers if (sequences[number] or 0.0) >= 1.0]
 
 
-def _shapes_of_ranks(level: _Level) -> list[tuple[int, int, int, Offload]]:
-    """Ranks, stage, tokens per micro-batch and what is offloaded, with which a rank alone fits the largest device.
+RankShape = tuple[int, int, int | Auto, Offload]
+"""Settings of the ranks: their number, ZeRO's stage, tokens per micro-batch, and what is offloaded."""
 
-    Those with the fewest ranks; more ranks than the fewest ones are among them, since nodes differ.
+
+def _shapes_of_ranks(level: _Level) -> list[RankShape]:
+    """Return shapes with which a rank alone fits the largest device: the fewest ranks first.
+
+    More ranks than the fewest are among them, because nodes differ.
     """
     request, cluster = level.request, level.request.job.cluster
-    placement = placement_of(request.job, request.nodes, request.learner)
+    placement = placement_of(request)
     if not placement.learner_ranks:
         return [(cluster.learner_ranks, cluster.zero_stage, cluster.micro_batch_tokens, cluster.offload)]
     devices = sum(node.gpus if level.on_gpus else node.cores // placement.rank_cores for node in request.nodes)
     gpu = _largest([node.usable_gpu_bytes for node in request.nodes if node.gpus]) if level.on_gpus else None
     host = _largest([node.usable_bytes for node in request.nodes])
-    found: list[tuple[int, int, int, Offload]] = []
+    found: list[RankShape] = []
     offloads = OFFLOADS[OFFLOADS.index(cluster.offload) :] if level.on_gpus else (cluster.offload,)
     stages = dict.fromkeys((cluster.zero_stage, 1, 2, 3))
     for offload, stage, micro in product(offloads, stages, _micro_batches(request)):
@@ -180,9 +186,14 @@ def _shapes_of_ranks(level: _Level) -> list[tuple[int, int, int, Offload]]:
     return found
 
 
-def _micro_batches(request: Request) -> list[int]:
-    """Fewer tokens than the context is long save nothing: longer sequences are computed alone."""
+def _micro_batches(request: Request) -> list[int | Auto]:
+    """Return the job's size of micro-batches, and its halves if it is a number.
+
+    The halves end near the context length: a longer sequence is computed alone, so smaller ones save no memory.
+    """
     own = request.job.cluster.micro_batch_tokens
+    if own == "auto":  # each layout finds the size that fits
+        return [own]
     smaller = halves(own, min(own, max(MIN_MICRO_BATCH, request.context_length // 2)))
     return [own, *smaller]
 
@@ -190,7 +201,7 @@ def _micro_batches(request: Request) -> list[int]:
 def _rank_fits(
     request: Request,
     placement: Placement,
-    shape: tuple[int, int, int, Offload],
+    shape: RankShape,
     gpu: int | None,
     host: int | None,
 ) -> bool:
@@ -199,8 +210,12 @@ def _rank_fits(
         return True
     memory = rank_memory(
         request.model,
-        request.job.cluster.model_copy(
-            update={"learner_ranks": ranks, "zero_stage": stage, "micro_batch_tokens": micro, "offload": offload}
+        replace(
+            placement,
+            learner_ranks=ranks,
+            zero_stage=stage,
+            micro_batch_tokens=micro_batch_sizes(request)[-1] if micro == "auto" else micro,
+            offload=offload,
         ),
         on_gpu=placement.rank_gpus > 0,
         itemsize=placement.bytes_per_weight,

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from cluster.planning.layout import Request, Settings, lay_out
+from cluster.planning.layout import lay_out
 from cluster.planning.nodes import Node
+from cluster.planning.placement import Request, Settings
 from cluster.planning.proposal import MIN_CONTEXT, MIN_MICRO_BATCH, halves, propose
 from trainer.spec.lora import LoraSpec
 
@@ -88,7 +89,8 @@ def _gently(request: Request) -> Iterator[list[tuple[str, Any]]]:
     if cluster.dtype != "auto":
         yield _of("dtype", ["auto"])
     yield _of("zero_stage", range(cluster.zero_stage + 1, 4))
-    yield _of("micro_batch_tokens", halves(cluster.micro_batch_tokens, MIN_MICRO_BATCH))
+    if cluster.micro_batch_tokens != "auto":
+        yield _of("micro_batch_tokens", halves(cluster.micro_batch_tokens, MIN_MICRO_BATCH))
     if placement.shares_gpus and cluster.weight_transport == "broadcast":
         yield _of("weight_transport", ["object_store"])
     if placement.colocated:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from actors.grading.factory import graders_of
 from actors.grading.python_nodes import check_sandbox
@@ -13,7 +14,7 @@ from cluster.planning.context import context_of, context_problems
 from cluster.planning.layout import ClusterPlan
 from cluster.planning.model_folder import find_model
 from cluster.planning.nodes import Node
-from cluster.planning.placement import Placement, size
+from cluster.planning.placement import Placement, RecordedLayout, size
 from cluster.planning.plan import plan_placement
 from cluster.planning.stop_time import CHECKPOINT_BYTES_PER_PARAMETER, PROMPT_S, StopTime
 from cluster.preflight.advice import advice
@@ -22,7 +23,7 @@ from cluster.preflight.dry_run import dry_run_problems
 from cluster.preflight.form_check import early_stop_problems
 from cluster.preflight.limits import resource_problems
 from cluster.preflight.model import read_model
-from cluster.preflight.resumed import Began, lost_rows
+from cluster.preflight.resumed import Began, digests_of, lost_rows
 from cluster.preflight.rows import length_problems, read_files, rows_of
 from cluster.preflight.same_job import Change
 from cluster.preflight.space import Free, folder_problems, space_problems, write_speed
@@ -45,8 +46,9 @@ NODE_REMEDY = "add a node with the Ray resource python_grader, or set python_gra
 class Prepared:
     """A job that passed the check, with what was read and resolved for it.
 
-    `job.model` is a local folder. `choices` say what `auto` became; a resumed run has none, since it keeps its plan.
-    `changes` are what a resumed run's job file has changed. `warnings` are for the user only.
+    `job.model` is a local folder. `choices` are the values that `auto` became; a resumed run has no choices, because it
+    keeps its values. `changes` are the settings of a resumed run that differ from those it began with. `warnings` are
+    for the user only.
     """
 
     job: JobSpec
@@ -71,6 +73,14 @@ class Prepared:
     @property
     def placement(self) -> Placement:
         return self.cluster.placement
+
+    def record(self) -> dict[str, Any]:
+        """Return what a run folder records besides job and plan, so that a resumed run keeps it."""
+        return {
+            "context_length": self.context_length,
+            "layout": asdict(RecordedLayout.of(self.placement)),
+            "digests": digests_of(self.job),
+        }
 
     def graded(self, model: Path) -> Prepared:
         """The same job, to grade a checkpoint of its model without training."""
@@ -113,13 +123,20 @@ async def prepare(
     if tasks and model is not None:
         plan, choices = resolve(job, len(tasks), model.shape.num_parameters)
         if began is not None:
-            plan, choices = began.plan_of(job, plan), ()
+            plan = began.plan_of(job, plan)
             problems += lost_rows(plan, num_rows)
     problems += bad
     if not accepted and bad:
         model = None  # what follows would be consequences
     context_length = context_of(job, None if model is None else model.max_context)
-    cluster = plan_placement(job, nodes, None if model is None else model.shape, context_length, learner=learner)
+    cluster = plan_placement(
+        job,
+        nodes,
+        None if model is None else model.shape,
+        context_length,
+        learner=learner,
+        recorded=None if began is None else began.layout,
+    )
     if not supervised:
         problems += method_problems(job.reinforcement, rows, operator)
         problems += early_stop_problems(job)
@@ -174,8 +191,8 @@ async def prepare(
         tasks=tasks,
         validation=files["validation_file"],
         test=files["test_file"],
-        choices=choices,
-        changes=() if began is None else began.changes(job),
+        choices=(*choices, *cluster.choices) if began is None else (),
+        changes=() if began is None else (*began.changes(job), *began.layout_changes(job, cluster.placement)),
         warnings=(
             *(() if began is None else began.warnings),
             *map(_as_warning, invalid_job(tolerated).problems),

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from cluster.planning.model_folder import find_model
+from cluster.planning.placement import Placement, RecordedLayout
 from cluster.preflight.contents import digest_of, has_contents
 from cluster.preflight.same_job import START_AGAIN, Change, Comparison, changed, shown
 from cluster.records.run_folder import FORMAT, RunFolder
@@ -41,6 +42,7 @@ class _Record(BaseModel):
     job: dict[str, Any] | None = None
     plan: dict[str, Any] | None = None
     context_length: Positive | None = None
+    layout: RecordedLayout = RecordedLayout()
     digests: dict[str, str] = {}
 
 
@@ -48,13 +50,15 @@ class _Record(BaseModel):
 class Began:
     """What a run began with: its job without secrets, and what `auto` was resolved to; and its checkpoints so far.
 
-    `digests` maps the fields that name files to digests of their contents; runs of older versions have none.
+    `digests` maps the fields that name files to digests of their contents; runs of older versions have none. `layout`
+    is what `auto` became in `cluster`.
     """
 
     job: JobSpec
     plan: Mapping[str, Any]
     context_length: int | None
     digests: Mapping[str, str]
+    layout: RecordedLayout
     warnings: tuple[str, ...] = ()
     num_checkpoints: int = 0
 
@@ -81,7 +85,7 @@ class Began:
             raise InvalidJob(f"{what}: it has no job.resolved.json, which says how the run began; {START_AGAIN}")
         job, warnings = without_todays_bounds(_as_in_a_file(as_it_was(record.job)), "the run")
         written = len(list(folder.checkpoints.glob("step-*")))
-        return cls(job, record.plan, record.context_length, record.digests, tuple(warnings), written)
+        return cls(job, record.plan, record.context_length, record.digests, record.layout, tuple(warnings), written)
 
     def plan_of(self, job: JobSpec, today: Plan) -> Plan:
         """The run's plan for the kept `job`; numbers that its version did not have yet are today's.
@@ -123,6 +127,13 @@ class Began:
         moved = [Change(name, shown(str(now[name])), shown(str(was[name]))) for name in was if now[name] != was[name]]
         return (*moved, *comparison.changes)
 
+    def layout_changes(self, kept: JobSpec, placement: Placement) -> tuple[Change, ...]:
+        """Return the settings that are `auto` in the `kept` job and whose recorded value no longer fits."""
+        was, now = self.layout.micro_batch_tokens, placement.micro_batch_tokens
+        if kept.cluster.micro_batch_tokens != "auto" or was is None or now == was or not placement.learner_ranks:
+            return ()
+        return (Change("cluster.micro_batch_tokens", shown(now), shown(was)),)
+
     def _resolved(self) -> dict[str, Any]:
         """The numbers that `auto` became; none that the record lacks, or that are damaged."""
         section, plan = f"method.{self.job.method.type}", self.plan
@@ -139,6 +150,7 @@ class Began:
         }
         numbers = {f"{section}.{name}": value for name, value in found.items()}
         numbers["cluster.context_length"] = self.context_length
+        numbers["cluster.micro_batch_tokens"] = self.layout.micro_batch_tokens
         return {name: value for name, value in numbers.items() if value is not None}
 
     def _moved(self, job: JobSpec) -> Iterator[Problem]:

@@ -67,7 +67,7 @@ def engine_config(prepared: Prepared, *, log_stats: bool = False) -> EngineConfi
         model=job.model,
         dtype=prepared.placement.dtype,
         context_length=prepared.context_length,
-        max_num_seqs=job.cluster.max_num_seqs,
+        max_num_seqs=prepared.placement.max_num_seqs,
         seed=job.seed,
         gpus=prepared.placement.engine_gpus,
         gpu_share=prepared.placement.gpu_share,
@@ -107,14 +107,14 @@ def learner_config(prepared: Prepared, metrics: MetricsAddress | None) -> Learne
         else job.reinforcement.algorithm,
         method=job.method.type,
         dtype=prepared.placement.dtype,
-        zero_stage=job.cluster.zero_stage,
-        micro_batch_tokens=job.cluster.micro_batch_tokens,
-        rank_cores=job.cluster.rank_cores,
+        zero_stage=prepared.placement.zero_stage,
+        micro_batch_tokens=prepared.placement.micro_batch_tokens,
+        rank_cores=prepared.placement.rank_cores,
         on_gpu=prepared.placement.rank_gpus > 0,
         metrics=metrics,
         files=model_files(prepared),
         end_token_ids=tuple(prepared.renderer.end_tokens),
-        offload=job.cluster.offload,
+        offload=prepared.placement.offload,
         lora=optimizer.lora,
         seed=job.seed,
     )
@@ -165,8 +165,10 @@ def print_plan(console: Console, prepared: Prepared) -> None:
         for name, count, cores, gpus in parts
         if count
     ]
-    context = f"context {prepared.context_length} tokens"
-    say(f"  {', '.join(resources)}, {placement.dtype}, {context}")
+    resources += [placement.dtype, f"context {prepared.context_length} tokens"]
+    if placement.learner_ranks:
+        resources.append(f"micro-batches of {placement.micro_batch_tokens} tokens")
+    say(f"  {', '.join(resources)}")
     if (how := how_shared(placement)) is not None:
         say(f"  {how}")
     for place in prepared.cluster.assignments:
@@ -187,7 +189,7 @@ def _print_training(console: Console, prepared: Prepared) -> None:
     say = partial(console.print, highlight=False, soft_wrap=True)
     say(f"  {rows}: {plan.steps} steps of {plan.batch_size} rows, learning rate {plan.learning_rate:g}")
     for choice in prepared.choices:
-        say(f"  {choice.setting}: auto is {choice.value:g} ({choice.why})", style="dim")
+        say(f"  {choice}", style="dim")
     if interval := str(prepared.job.cluster.checkpoint_interval):
         say(f"  a checkpoint every {interval}, beside those of validations")
     if (stop := prepared.stop) is not None:

@@ -17,7 +17,7 @@ from actors.rollout.fleet import Fleet
 from actors.runtime.exporter import MetricsAddress
 from actors.runtime.tracing import tracer_of
 from cluster.preflight.prepare import Prepared, prepare
-from cluster.preflight.resumed import Began, digests_of
+from cluster.preflight.resumed import Began
 from cluster.preflight.static import check_gradable
 from cluster.ray_cluster.job_status import RayJobStatus, folder_warning, stop_warning
 from cluster.ray_cluster.session import is_local, ray_session
@@ -293,8 +293,7 @@ class _Run:
         self._console = console
         self._operator = operator
         self._actors = RunActors(prepared, operator, folder.path, metrics, self._stream.emit)
-        recorded = {"context_length": prepared.context_length, "digests": digests_of(prepared.job)}
-        folder.write_job(prepared.job, prepared.plan, recorded)
+        folder.write_job(prepared.job, prepared.plan, prepared.record())
         self._stream.emit(JobStarted(method=prepared.job.method.type, total_steps=prepared.plan.steps), skip=view)
         for choice in prepared.choices:
             self._stream.emit(SettingChosen(setting=choice.setting, value=choice.value, why=choice.why), skip=view)

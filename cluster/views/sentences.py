@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from trainer import events as e
 from trainer.loop.diagnosis import Diagnosis, how_many
 from trainer.metrics.intervals import FEW
+from trainer.spec.plan import Choice
 
 SHOWN_TOOLS = 6
 PHASES: Mapping[e.Phase, str] = {
@@ -33,7 +34,7 @@ def sentence(event: e.Event) -> str:
         case e.JobStarted():
             return f"{event.method} job with {event.total_steps} steps"
         case e.SettingChosen():
-            return f"{event.setting}: auto is {event.value:g} ({event.why})"
+            return str(Choice(event.setting, event.value, event.why))
         case e.SettingChanged():
             return f"{event.setting} is {event.now}; the run began with {event.was}"
         case e.JobResumed():

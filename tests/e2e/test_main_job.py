@@ -77,8 +77,9 @@ def test_a_job_stops_with_a_checkpoint_resumes_and_learns(folder: Path, environm
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert f"resumed at step {max(saved)} of {STEPS}" in resumed.stdout
     chosen = [event for line in RunFolder(run).events() if isinstance(event := line.event, SettingChosen)]
-    # Once: the job leaves nothing else to auto, and the resumed run keeps its plan.
-    assert [(choice.setting, choice.value) for choice in chosen] == [("hyperparameters.compute_multiplier", 1)]
+    # Once: the job leaves no other number to auto, and the resumed run keeps its values.
+    became = [("hyperparameters.compute_multiplier", 1), ("cluster.micro_batch_tokens", 8192)]
+    assert [(choice.setting, choice.value) for choice in chosen] == became
     changed = [event.setting for line in RunFolder(run).events() if isinstance(event := line.event, SettingChanged)]
     assert [setting.rpartition(".")[2] for setting in changed] == ["server_url"] * 3 + ["url"]
     assert processes_left() == []

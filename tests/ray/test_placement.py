@@ -14,7 +14,9 @@ from cluster.ray_cluster.seats import NEWS_S, Seats
 from tests.support.fakes_http import until
 from trainer.errors import InvalidJob
 
-BOTH_CORES = Placement(1, 1, 0, 1, 1, 0, "float32")
+BOTH_CORES = Placement(
+    1, 1, 0, 1, 1, 0, "float32", max_num_seqs=64, zero_stage=0, offload="none", micro_batch_tokens=8192
+)
 
 
 class Visible:

@@ -358,9 +358,11 @@ class ClusterSpec(Strict):
     max_num_seqs: Annotated[int, Field(ge=1, le=65_536)] = 64
     """Sequences that an engine decodes at a time; further ones wait. More use a GPU better, as long as its cache holds
     them."""
-    micro_batch_tokens: Annotated[int, Field(ge=1, le=100_000_000)] = 8192
-    """Tokens that a learner rank computes at a time; longer sequences are computed alone. Lower it if a rank runs out
-    of memory; the result is the same."""
+    micro_batch_tokens: Annotated[int, Field(ge=1, le=100_000_000)] | Auto = "auto"
+    """Tokens that a learner rank computes at a time; auto: 8,192 or `context_length`, whichever is larger. If that does
+    not fit in memory, auto is the largest smaller multiple of 1,024 that fits and holds `context_length`, or
+    `context_length` itself. A sequence that is longer than a given number is computed alone. Lower it if a rank runs
+    out of memory; the result is the same up to rounding."""
     weight_transport: Literal["object_store", "broadcast"] = "object_store"
     """How new weights reach the engines: object_store (through Ray's object store, while engines go on) or broadcast
     (one broadcast from GPU to GPU while they pause; not yet tested between GPUs). An adapter (`algorithm.lora`) always

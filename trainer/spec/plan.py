@@ -58,11 +58,14 @@ class Plan(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What `auto` became, and why, in words for people. `setting` is a path below the method's section."""
+    """Value that `auto` became, and the reason. `setting` is a path below the method's section, or in `cluster`."""
 
     setting: str
     value: float
     why: str
+
+    def __str__(self) -> str:
+        return f"{self.setting}: auto is {self.value:.7g} ({self.why})"
 
 
 def auto_learning_rate(method: MethodType, num_parameters: int, *, lora: bool = False) -> float:

@@ -149,12 +149,12 @@ async def test_it_keeps_its_values_where_todays_defaults_and_rules_differ(resuma
     record = json.loads((resumable.run / "job.resolved.json").read_text())
     record["job"]["method"]["reinforcement"]["limits"]["rollout_timeout_s"] = 77.0
     record["job"]["method"]["reinforcement"]["grader"]["name"] = "similar"
-    record["job"]["cluster"]["max_num_seqs"] = 7
+    record["job"]["cluster"] |= {"max_num_seqs": 7, "micro_batch_tokens": 4096}
     record["plan"] |= {"batch_size": 5, "steps": 12}
     change_record(resumable, **record | {"context_length": 512})
     found = await prepared(resumable)
     assert found.job.reinforcement.limits.rollout_timeout_s == 77.0
-    assert found.job.cluster.max_num_seqs == 7
+    assert (found.placement.max_num_seqs, found.placement.micro_batch_tokens) == (7, 4096)
     assert (found.plan.batch_size, found.plan.steps) == (5, 12) and found.changes == ()
     assert found.context_length == 512
 

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.planning.estimate import estimate_of
-from cluster.planning.layout import MIN_SEQUENCES_AT_ONCE, ClusterPlan, Request, lay_out
+from cluster.planning.layout import MIN_SEQUENCES_AT_ONCE, ClusterPlan, lay_out
 from cluster.planning.memory import CUDA_CONTEXT_BYTES, Memory
 from cluster.planning.model_shape import ModelShape
 from cluster.planning.nodes import Node
+from cluster.planning.placement import Request
 from cluster.planning.plan import plan_of
 from cluster.planning.plan_view import how_shared
 from cluster.planning.remedies import NONE_FOUND, remedies_of

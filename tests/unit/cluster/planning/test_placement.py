@@ -12,12 +12,12 @@ from cluster.planning.layout import ClusterPlan
 from cluster.planning.memory import activation_bytes, engine_memory, kv_bytes_per_token, rank_memory
 from cluster.planning.model_shape import ModelShape
 from cluster.planning.nodes import Node
-from cluster.planning.placement import assign
+from cluster.planning.placement import Placement, Request, assign, placement_of
 from cluster.planning.plan import plan_placement
 from cluster.planning.units import GIB
 from tests.support.builders import job
 from trainer.errors import Problem
-from trainer.spec.job import ClusterSpec, JobSpec
+from trainer.spec.job import JobSpec
 from trainer.spec.lora import LoraSpec
 
 LAPTOP = Node("laptop", cores=2, memory_bytes=16 * GIB)
@@ -29,6 +29,11 @@ QWEN3_8B = ModelShape(
 
 def plan(*nodes: Node, model: ModelShape | None = None, context: int = 16_384, **cluster: Any) -> ClusterPlan:
     return plan_placement(job(cluster=cluster), nodes, model, context)
+
+
+def resolved(**cluster: Any) -> Placement:
+    """The settings of `cluster`, resolved for a node with eight GPUs and a context of 1,024 tokens."""
+    return placement_of(Request(job(cluster=cluster), (EIGHT_GPUS,), QWEN3_8B, 1024))
 
 
 def on_policy(**cluster: Any) -> JobSpec:
@@ -195,7 +200,7 @@ def test_a_cached_token_takes_a_key_and_a_value_per_layer_and_head() -> None:
 
 def test_the_memory_that_weights_leave_on_a_gpu_is_cache() -> None:
     def engine(gpus: int) -> Any:
-        return engine_memory(QWEN3_8B, ClusterSpec(), gpus=gpus, itemsize=2, context_length=16_384, gpu_bytes=80 * GIB)
+        return engine_memory(QWEN3_8B, resolved(), gpus=gpus, itemsize=2, context_length=16_384, gpu_bytes=80 * GIB)
 
     one, two = engine(1), engine(2)
     assert one.gpu["weights"] == 2 * QWEN3_8B.num_parameters
@@ -216,7 +221,7 @@ def test_the_memory_that_weights_leave_on_a_gpu_is_cache() -> None:
 def test_zero_stages_share_optimizer_then_gradients_then_weights(
     stage: int, ranks: int, bytes_per_parameter: float
 ) -> None:
-    cluster = ClusterSpec(zero_stage=stage, learner_ranks=ranks)
+    cluster = resolved(zero_stage=stage, learner_ranks=ranks)
     memory = rank_memory(QWEN3_8B, cluster, on_gpu=True, itemsize=2, longest=1024, keeps_start=False)
     gathered = 1_000_000_000 * 2 if stage == 3 else 0
     state = memory.gpu["weights"] + memory.gpu["gradients"] + memory.gpu["optimizer"]
@@ -225,10 +230,10 @@ def test_zero_stages_share_optimizer_then_gradients_then_weights(
 
 
 def test_float32_on_one_core_takes_sixteen_bytes_per_parameter() -> None:
-    memory = rank_memory(QWEN3_8B, ClusterSpec(), on_gpu=False, itemsize=4, longest=1024, keeps_start=False)
+    memory = rank_memory(QWEN3_8B, resolved(), on_gpu=False, itemsize=4, longest=1024, keeps_start=False)
     state = memory.host["weights"] + memory.host["gradients"] + memory.host["optimizer"]
     assert state == 16 * QWEN3_8B.num_parameters
-    twice = rank_memory(QWEN3_8B, ClusterSpec(), on_gpu=False, itemsize=4, longest=1024, keeps_start=True)
+    twice = rank_memory(QWEN3_8B, resolved(), on_gpu=False, itemsize=4, longest=1024, keeps_start=True)
     assert twice.host["weights"] == 2 * memory.host["weights"]
 
 
@@ -237,7 +242,7 @@ def test_lora_needs_little_beside_the_weights() -> None:
     lora = LoraSpec(rank=32)
     trained = QWEN3_8B.trained(lora)
     assert trained == 36 * 32 * (16_384 + 10_240 + 49_152)
-    memory = rank_memory(QWEN3_8B, ClusterSpec(), on_gpu=True, itemsize=2, longest=1024, keeps_start=True, lora=lora)
+    memory = rank_memory(QWEN3_8B, resolved(), on_gpu=True, itemsize=2, longest=1024, keeps_start=True, lora=lora)
     assert memory.gpu["weights"] == 2 * (QWEN3_8B.num_parameters + trained)
     assert memory.gpu["gradients"] + memory.gpu["optimizer"] == (4 + 2 + 12 + 4) * trained
     assert memory.host["snapshot"] == (12 + 2) * trained
@@ -281,7 +286,7 @@ def test_unknown_memory_is_not_checked() -> None:
 
 
 def test_the_copy_for_a_checkpoint_counts_on_the_node_of_each_rank() -> None:
-    cluster = ClusterSpec(learner_ranks=4, zero_stage=1)
+    cluster = resolved(learner_ranks=4, zero_stage=1)
     number = QWEN3_8B.num_parameters
 
     def host(rank: int, *, on_gpu: bool) -> Mapping[str, int]:

@@ -7,9 +7,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.planning.layout import Request, lay_out
+from cluster.planning.layout import lay_out
 from cluster.planning.model_shape import ModelShape
 from cluster.planning.nodes import Node
+from cluster.planning.placement import Request
 from cluster.planning.plan import plan_of
 from cluster.planning.proposal import propose, size_of
 from cluster.planning.remedies import NONE_FOUND, remedies_of
@@ -82,7 +83,7 @@ CLUSTERS = st.fixed_dictionaries(
         "engine_cores": st.integers(1, 4),
         "rank_cores": st.integers(1, 4),
         "zero_stage": st.integers(0, 3),
-        "micro_batch_tokens": st.sampled_from([1024, 8192, 32_768]),
+        "micro_batch_tokens": st.sampled_from(["auto", 1024, 8192, 32_768]),
         "colocated": st.booleans(),
         "engine_gpus": st.sampled_from(["auto", 0, 1, 2, 3]),
         "dtype": st.sampled_from(["auto", "auto", "float32", "bfloat16"]),

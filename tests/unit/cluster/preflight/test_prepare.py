@@ -5,7 +5,9 @@ Tools and graders are real servers on localhost; there is no Ray and no engine.
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import shutil
 import struct
 import time
@@ -18,16 +20,22 @@ from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
+from rich.console import Console
 
 from actors.weights.adapter import AdapterConfig
 from actors.weights.broadcast_sync import BroadcastSync
 from actors.weights.sync import WeightSync
-from cluster.planning.nodes import Node
+from cluster.planning.model_folder import read_folder
+from cluster.planning.nodes import HEADROOM, Node
+from cluster.planning.plan import plan_placement
 from cluster.preflight.examples import example_of
 from cluster.preflight.prepare import Prepared, prepare
+from cluster.preflight.resumed import Began
+from cluster.preflight.same_job import Change
 from cluster.preflight.space import Free
-from cluster.run.actor_configs import learner_config, weight_sync, worker_config
-from tests.support.builders import EXACT
+from cluster.records.run_folder import RunFolder
+from cluster.run.actor_configs import learner_config, print_plan, weight_sync, worker_config
+from tests.support.builders import EXACT, job
 from tests.support.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, hangs, says, unused_port
 from tests.support.paths import BASE
 from trainer.errors import InvalidJob, Problem
@@ -79,12 +87,27 @@ class Case:
         method = {"type": "reinforcement", "reinforcement": reinforcement}
         return {"model": str(BASE), "training_file": self.write(), "method": method, **self.job}
 
-    async def prepare(self, learner: bool = True, accepted: bool = False) -> Prepared:
+    async def prepare(self, learner: bool = True, accepted: bool = False, began: Began | None = None) -> Prepared:
         path = self.folder / "job.json"
         path.write_text(json.dumps(self.raw()))
         job = load_job(path, {})
-        runs = self.folder / "runs"
-        return await prepare(job, self.nodes, runs, self.operator, free=self.free, learner=learner, accepted=accepted)
+        job, accepted = (job, accepted) if began is None else (began.keep(job), True)
+        return await prepare(
+            job,
+            self.nodes,
+            self.folder / "runs",
+            self.operator,
+            free=self.free,
+            learner=learner,
+            accepted=accepted,
+            began=began,
+        )
+
+    def began(self, prepared: Prepared) -> Began:
+        """A run that has begun with this job."""
+        run = RunFolder(self.folder / "run")
+        run.write_job(prepared.job, prepared.plan, prepared.record())
+        return Began.of(run)
 
     async def warnings(self) -> tuple[str, ...]:
         """Without that of a test's few rows."""
@@ -157,7 +180,63 @@ async def test_a_supervised_job_makes_one_update_a_batch_at_its_own_rate(case: C
     assert (learner.method, learner.algorithm.updates_per_batch) == ("supervised", 1)
     assert learner.learning_rate == prepared.plan.learning_rate == 1.2e-3
     assert learner.warm_up_steps is None
-    assert [choice.setting for choice in prepared.choices][-1] == "algorithm.learning_rate"
+    assert "algorithm.learning_rate" in [choice.setting for choice in prepared.choices]
+
+
+def micro_batches(prepared: Prepared) -> int:
+    return learner_config(prepared, None).micro_batch_tokens
+
+
+def small(size: int) -> Node:
+    """A node whose memory is just enough for micro-batches of `size` tokens."""
+    model, _ = read_folder(str(BASE))
+    assert model is not None
+    (needed,) = plan_placement(job(cluster={"micro_batch_tokens": size}), [NODE], model.shape, 2048).host_bytes
+    return replace(NODE, memory_bytes=math.ceil(needed / (1 - HEADROOM)) + 1)
+
+
+def printed(prepared: Prepared) -> str:
+    console = Console(record=True, width=400, file=io.StringIO())
+    print_plan(console, prepared)
+    return console.export_text()
+
+
+async def test_the_learner_gets_the_size_of_micro_batches_that_fits(case: Case) -> None:
+    prepared = await case.prepare()
+    assert prepared.job.cluster.micro_batch_tokens == "auto" and micro_batches(prepared) == 8192
+    assert "cluster.micro_batch_tokens: auto is 8192 (8,192 or the context of 2,048 tokens" in printed(prepared)
+    case.nodes = [small(5120)]
+    assert micro_batches(await case.prepare()) == 5120
+    case.job = {"cluster": {"micro_batch_tokens": 3000}}
+    prepared = await case.prepare()
+    assert micro_batches(prepared) == 3000
+    assert "cluster.micro_batch_tokens" not in [choice.setting for choice in prepared.choices]
+
+
+async def test_a_resumed_run_keeps_its_micro_batches_while_they_fit(case: Case) -> None:
+    case.nodes = [small(5120)]
+    began = case.began(await case.prepare())
+    case.nodes = [NODE]
+    kept = await case.prepare(began=began)
+    assert (micro_batches(kept), kept.choices, kept.changes) == (5120, (), ())
+    assert "context 2048 tokens, micro-batches of 5120 tokens" in printed(kept)
+    case.nodes = [small(4096)]
+    smaller = await case.prepare(began=began)
+    assert micro_batches(smaller) == 4096
+    assert smaller.changes == (Change("cluster.micro_batch_tokens", "4096", "5120"),)
+    case.job = {"cluster": {"micro_batch_tokens": 2048}}
+    given = await case.prepare(began=began)
+    assert micro_batches(given) == 2048
+    assert given.changes == (Change("cluster.micro_batch_tokens", "2048", "5120"),)
+
+
+async def test_a_run_that_began_with_a_number_keeps_it(case: Case) -> None:
+    case.job = {"cluster": {"micro_batch_tokens": 3000}}
+    began = case.began(await case.prepare())
+    for cluster in ({}, {"micro_batch_tokens": "auto"}):
+        case.job = {"cluster": cluster}
+        kept = await case.prepare(began=began)
+        assert (micro_batches(kept), kept.changes) == (3000, ())
 
 
 @pytest.mark.parametrize("method", ["supervised", "reinforcement"])

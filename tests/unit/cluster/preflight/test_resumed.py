@@ -230,6 +230,7 @@ def test_no_message_shows_what_a_tools_own_keys_hold(tmp_path: Path, now: str) -
         ('{"job": {}, "plan": []}', "is damaged"),
         ('{"job": {}, "plan": {}, "digests": ["a"]}', "is damaged"),
         ('{"job": {}, "plan": {}, "context_length": 0}', "is damaged"),
+        ('{"job": {}, "plan": {}, "layout": {"micro_batch_tokens": 0}}', "is damaged"),
         ('{"job": {"model": "x", "method": []}, "plan": {}}', "value of an older form"),
         ('{"job": {"model": "x", "method": {"reinforcement": [1]}}, "plan": {}}', "value of an older form"),
     ],
