@@ -78,6 +78,7 @@ class RolloutWorker(Reachable):
         spec, owner = self._config.episode, self._config.owner
         dispatcher = DispatcherClient(*self._config.dispatchers)
         renderer = Renderer(tokenizer, self._config.dialect)
+        renderer.plain("")  # copies the tokenizer, for which the first tool result would wait
         self._runner = EpisodeRunner(
             spec,
             renderer,

@@ -11,7 +11,7 @@ CREATE_AGAIN = "upload the corrected file, and create the job again with its id"
 OF_ROWS = frozenset({"empty_file", "invalid_n_examples", "json_array"})
 """Codes of problems with rows that are of no single line."""
 REUPLOAD = "upload the file again as UTF-8 text, and create the job again with its id"
-TEMPLATE = "give the text of a chat template that does in model_options.chat_template"
+TEMPLATE = "set model_options.chat_template to the text of a template that renders tools, calls and results"
 OTHER_MODEL = "use another model (GET /v1/models), or ask the server's operator"
 OPERATOR = "change the request, or ask the server's operator"
 

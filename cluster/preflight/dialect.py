@@ -1,4 +1,4 @@
-"""How a job's model writes conversations, found by a round trip: the check of its chat template and of its tool parser.
+"""Check of a job's chat template and tool parser by a round trip: calls are rendered, and the same must be read.
 
 Nothing that a template leaves out is silent: tools, messages, calls and results must be in what it renders.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
-from actors.engine.chat.dialects import find_dialect
+from actors.engine.chat.dialects import answers_only, find_dialect
 from actors.engine.chat.parsing import tool_parser_names
 from actors.engine.grammar.structure import grammar_mistake
 from cluster.planning.model_folder import one_line
@@ -28,18 +28,31 @@ TEMPLATE = "model_options.chat_template"
 SWITCHES = ("reasoning_effort", "enable_thinking", "thinking")
 """Names that templates have for a reasoning effort."""
 OWN_TEMPLATE = (
-    f"give a template that does in {TEMPLATE} (`agent-rft models template FOLDER` writes one that adds tools to the "
-    "model's own)"
+    f"set {TEMPLATE} to a template that renders tools, calls and results (`agent-rft models template FOLDER` writes "
+    "one that adds them to the model's own)"
 )
+CALLS = "the calls of the model's template"
 TOOLS_REMEDY = f"{OWN_TEMPLATE}; or set model_options.tools_in_prompt: false if the model needs no descriptions"
 
 
-def read_dialect(
-    tokenizer: Tokenizer, job: JobSpec, card: ModelCard | None = None
-) -> tuple[Renderer | None, list[Problem]]:
-    """The renderer in the dialect of a job's model, and everything that is wrong with the job's model options.
+class ReadDialect(NamedTuple):
+    """The dialect of a job's model.
 
-    What the model's `card` says was found by the check of the job that trained it, and is not looked for again.
+    Attributes:
+        renderer: The renderer in this dialect; None: the template cannot be used.
+        unread_calls: Why no parser reads the model's calls. It is a problem of jobs that need calls; see `tool_calls`.
+        problems: Everything that is wrong with the template and the job's model options.
+    """
+
+    renderer: Renderer | None
+    unread_calls: Problem | None
+    problems: list[Problem]
+
+
+def read_dialect(tokenizer: Tokenizer, job: JobSpec, card: ModelCard | None = None) -> ReadDialect:
+    """Find the dialect of a job's model.
+
+    The parser in the model's `card` was found by the check of the job that trained it, and is not searched again.
     """
     options = job.model_options
     asked = replace(
@@ -55,25 +68,30 @@ def read_dialect(
         renderer = Renderer(tokenizer, asked)
         renderer.prompt([{"role": "user", "content": "question"}], ())
         if card is not None and card.template_digest == digest_of(template) and options.tool_parser == card.tool_parser:
-            return Renderer(tokenizer, replace(asked, family=card.family, tool_parser=card.tool_parser)), problems
+            renderer = Renderer(tokenizer, replace(asked, family=card.family, tool_parser=card.tool_parser))
+            return ReadDialect(renderer, None, problems)
         if find_spec("vllm") is None:
-            return renderer, problems  # without an engine nothing runs, which is another problem
+            return ReadDialect(renderer, None, problems)  # without an engine nothing runs, which is another problem
         if options.tool_parser not in ("auto", *tool_parser_names()):
             message = f"there is no parser {options.tool_parser!r}"
             remedy = f"use auto or one of {', '.join(tool_parser_names())}"
-            return renderer, [*problems, Problem("unknown_parser", PARSER, message, remedy)]
+            return ReadDialect(renderer, None, [*problems, Problem("unknown_parser", PARSER, message, remedy)])
         renderer, mistake = find_dialect(tokenizer, asked, options.tool_parser)
     except UserError as error:
         field = TEMPLATE if options.chat_template is not None else "model"
         code = str(error.details.get("code", "template_fails"))
-        return None, [*problems, Problem(code, field, error.problem, error.remedy)]
-    if mistake is not None:
-        who = "no parser reads" if options.tool_parser == "auto" else f"{options.tool_parser} does not read"
-        message = f"{who} the calls that the model's template writes: {mistake}"
-        problems.append(Problem("calls_not_read", PARSER, message, OWN_TEMPLATE))
+        return ReadDialect(None, None, [*problems, Problem(code, field, error.problem, error.remedy)])
+    if mistake is None:
+        unread = _result_problem(renderer)
+    elif options.tool_parser == "auto":
+        unread = Problem("calls_not_read", PARSER, f"no parser reads {CALLS}: {mistake}", OWN_TEMPLATE)
     else:
-        problems += _result_problems(renderer)
-    return renderer, problems
+        message = f"{options.tool_parser} does not read {CALLS}: {mistake}"
+        problems.append(Problem("calls_not_read", PARSER, message, f"set it to auto, or {OWN_TEMPLATE}"))
+        return ReadDialect(renderer, None, problems)
+    if unread is not None and answers_only(renderer) is None:
+        return ReadDialect(renderer, None, [*problems, unread])
+    return ReadDialect(renderer, unread, problems)
 
 
 def grammar_problems(reinforcement: Reinforcement, family: Family, *, calls: bool) -> list[Problem]:
@@ -87,7 +105,8 @@ def grammar_problems(reinforcement: Reinforcement, family: Family, *, calls: boo
     return [] if mistake is None else [Problem("no_call_grammar", field, mistake, remedy)]
 
 
-def _result_problems(renderer: Renderer) -> list[Problem]:
+def _result_problem(renderer: Renderer) -> Problem | None:
+    """A problem if the template cannot render the results of calls."""
     calls = [
         {"id": f"call{i:05d}", "type": "function", "function": {"name": name, "arguments": "{}"}}
         for i, name in enumerate(("first", "second"))
@@ -97,9 +116,9 @@ def _result_problems(renderer: Renderer) -> list[Problem]:
     try:
         renderer.resume([{"role": "user", "content": "question"}, turn, *results], (), ((), ()))
     except (RenderFailed, ValueError) as error:
-        message = f"its chat template cannot render the results of two calls: {one_line(error)}"
-        return [Problem("template_fails", TEMPLATE, message, OWN_TEMPLATE)]
-    return []
+        message = f"the model's template cannot render the results of two calls: {one_line(error)}"
+        return Problem("template_fails", TEMPLATE, message, OWN_TEMPLATE)
+    return None
 
 
 def _unknown_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Problem]:

@@ -1,12 +1,12 @@
-"""What can be trained with a model: how it writes conversations, and what is missing, with the remedy."""
+"""Examination of a model before there is a job: how it writes conversations, and what is missing, with the fix."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from actors.engine.chat.dialects import PROBE_TOOLS, find_dialect
+from actors.engine.chat.dialects import PROBE_TOOLS, answers_only, find_dialect
 from cluster.planning.model_folder import find_model
 from cluster.preflight.dialect import OWN_TEMPLATE, TOOLS_REMEDY
 from cluster.preflight.model import read_model, read_tokenizer
@@ -19,7 +19,7 @@ from trainer.chat.template import RenderFailed, template_of
 from trainer.errors import Problem, UserError
 from trainer.spec.job import JobSpec
 from trainer.spec.model_options import ModelOptions
-from trainer.types import Message
+from trainer.types import Message, ToolSchema
 
 _SYSTEM: Message = {"role": "system", "content": "Be kind."}
 _QUESTION: Message = {"role": "user", "content": "Where is order A 17?"}
@@ -32,6 +32,7 @@ _CONVERSATION: tuple[Message, ...] = (
     {"role": "user", "content": "Thanks."},
     {"role": "assistant", "content": "You are welcome."},
 )
+_WITHOUT_CALLS: tuple[Message, ...] = tuple(m for m in _CONVERSATION if m["content"] and m["role"] != "tool")
 
 
 class Finding(NamedTuple):
@@ -47,18 +48,21 @@ class Examined:
     """How a model writes conversations, and what can be trained with it.
 
     Attributes:
+        tool_parser: Name of its tool parser; None: it works without tools only.
         reads_calls: Whether the parser reads the calls that the template writes.
-        thought: Whether a turn may start with a thought, goes on with one of the prompt, or has messages for it.
+        thought: Whether a turn may start with a thought, continues one of the prompt, or has messages for it.
         keeps_thoughts: Whether the thought of a turn with calls stays in the history.
         parallel_calls: Whether a turn of the history may have several calls.
-        shows_tools: Whether the tools are in the prompt; `shows_system`: a system message.
+        shows_tools: Whether the prompt shows the tools.
+        shows_system: Whether the prompt shows a system message.
         appends: Whether a rollout with calls is one segment.
-        samples: Into how many samples a supervised conversation of three turns goes; 0: it has no such form.
+        samples: Number of samples of a supervised conversation with a call and two answers; 0: it cannot be rendered.
+        samples_without_calls: The same, of a conversation with two answers only.
         structured: Whether answers can be constrained where there are tools.
     """
 
     family: str
-    tool_parser: str
+    tool_parser: str | None
     reads_calls: bool
     end_tokens: tuple[str, ...]
     thought: Literal["none", "optional", "opened", "message"]
@@ -68,6 +72,7 @@ class Examined:
     shows_system: bool
     appends: bool
     samples: int
+    samples_without_calls: int
     structured: bool
 
     @property
@@ -76,27 +81,33 @@ class Examined:
         return self.reads_calls and self.shows_tools and self.samples > 0
 
     def findings(self) -> Iterator[Finding]:
-        """The answers in sentences, in the order in which they matter."""
+        """Yield the answers in sentences, the most important first."""
+        calls = self.tool_parser is not None
         yield Finding("family", self.family)
-        yield Finding("tools in the prompt", _yes(self.shows_tools), "" if self.shows_tools else TOOLS_REMEDY)
-        parser = self.tool_parser if self.reads_calls else "none reads its calls"
-        yield Finding("tool parser", parser, "" if self.reads_calls else OWN_TEMPLATE)
+        if calls:
+            yield Finding("tools in the prompt", _yes(self.shows_tools), "" if self.shows_tools else TOOLS_REMEDY)
+            parser = str(self.tool_parser) if self.reads_calls else "none reads its calls"
+            yield Finding("tool parser", parser, "" if self.reads_calls else OWN_TEMPLATE)
+        else:
+            yield Finding("tools", "no", f"it works without tools; for tools, {OWN_TEMPLATE}")
         system = "rows with a system message are refused: put it into the user's first message"
         yield Finding("system message", _yes(self.shows_system), "" if self.shows_system else system)
-        one = "a turn with several calls is written as several turns, and begins a new segment"
-        yield Finding("parallel calls", _yes(self.parallel_calls), "" if self.parallel_calls else one)
-        dropped = self.thought != "none" and not self.keeps_thoughts
+        if calls:
+            one = "a turn with several calls is written as several turns, and begins a new segment"
+            yield Finding("parallel calls", _yes(self.parallel_calls), "" if self.parallel_calls else one)
+        dropped = calls and self.thought != "none" and not self.keeps_thoughts
         remark = "they are left out of the history, so each turn is a segment" if dropped else ""
         thoughts = {"none": "no", "optional": "yes", "opened": "always", "message": "yes, messages of their own"}
         yield Finding("thoughts", thoughts[self.thought], remark)
-        several = "the template writes turns of the history in another way than the model"
-        yield Finding(
-            "rollouts", "one segment" if self.appends else "a segment a turn", "" if self.appends else several
-        )
-        supervised = {0: "no", 1: "one sample a conversation"}.get(self.samples, "a sample a turn")
-        yield Finding("supervised", supervised, "" if self.samples else OWN_TEMPLATE)
-        grammar = "response_format is refused for rows with tools: this family's calls have no grammar here"
-        yield Finding("structured output", _yes(self.structured), "" if self.structured else grammar)
+        if calls:
+            several = "" if self.appends else "the template writes turns of the history in another way than the model"
+            yield Finding("rollouts", "one segment" if self.appends else "a segment a turn", several)
+        samples = self.samples if calls else self.samples_without_calls
+        supervised = {0: "no", 1: "one sample a conversation"}.get(samples, "a sample a turn")
+        yield Finding("supervised", supervised, "" if samples else OWN_TEMPLATE)
+        if calls:
+            grammar = "response_format is refused for rows with tools: this family's calls have no grammar here"
+            yield Finding("structured output", _yes(self.structured), "" if self.structured else grammar)
         yield Finding("end tokens", " ".join(self.end_tokens))
 
 
@@ -120,7 +131,8 @@ def examine(renderer: Renderer, *, reads_calls: bool) -> Examined:
         shows_tools=all(tool["function"]["name"] in shown for tool in PROBE_TOOLS),
         shows_system=_SYSTEM["content"] in _shown(renderer, [_SYSTEM, _QUESTION]),
         appends=form.appends(1, says=False, thinks=thought != "none"),
-        samples=_num_samples(renderer) if reads_calls else 0,
+        samples=_num_samples(renderer, _CONVERSATION, PROBE_TOOLS) if reads_calls else 0,
+        samples_without_calls=_num_samples(renderer, _WITHOUT_CALLS, ()),
         structured=renderer.form.calls is not None,
     )
 
@@ -132,21 +144,50 @@ def _shown(renderer: Renderer, messages: list[Message]) -> str:
         return ""
 
 
-def _num_samples(renderer: Renderer) -> int:
+def _num_samples(renderer: Renderer, conversation: Sequence[Message], tools: Sequence[ToolSchema]) -> int:
     try:
-        return len(samples_of(renderer, _CONVERSATION, PROBE_TOOLS))
+        return len(samples_of(renderer, conversation, tools))
     except (RenderFailed, ValueError):
         return 0
 
 
-def examine_model(name: str, options: ModelOptions) -> tuple[Examined | None, list[Problem]]:
-    """Examine the model of a folder or a name with a job's options, and everything that is wrong with it."""
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """Result of examining a model: the answers (None: it cannot be read), and everything that is wrong with it.
+
+    `unread_calls` is why no parser reads its calls, which is a problem of jobs with tools only.
+    """
+
+    examined: Examined | None
+    problems: list[Problem]
+    unread_calls: Problem | None = None
+
+    @property
+    def trainable(self) -> bool:
+        """Whether tool calls can be trained."""
+        return self.examined is not None and self.examined.trainable and not self.all_problems
+
+    @property
+    def trainable_without_tools(self) -> bool:
+        """Whether jobs without tools can be trained."""
+        return self.examined is not None and self.examined.samples_without_calls > 0 and not self.problems
+
+    @property
+    def all_problems(self) -> list[Problem]:
+        return [*self.problems, *([] if self.unread_calls is None else [self.unread_calls])]
+
+
+def examine_model(name: str, options: ModelOptions) -> Examination:
+    """Examine the model of a folder or a name with a job's options."""
     spec = {"model": name, "training_file": "", "method": {"type": "supervised"}}
     job = with_card(JobSpec.model_validate(spec).model_copy(update={"model_options": options}))
     model, problems = read_model(job, trains=False)
     if model is None:
-        return None, problems
-    return examine(model.renderer, reads_calls=all(one.code != "calls_not_read" for one in problems)), problems
+        return Examination(None, problems)
+    if model.unread_calls is not None and (renderer := answers_only(model.renderer)) is not None:
+        return Examination(examine(renderer, reads_calls=False), problems, model.unread_calls)
+    reads_calls = all(one.code != "calls_not_read" for one in problems)
+    return Examination(examine(model.renderer, reads_calls=reads_calls), problems)
 
 
 def template_with_tools(name: str) -> str:

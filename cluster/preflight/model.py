@@ -21,7 +21,7 @@ from cluster.planning.model_folder import (
     weight_problems,
 )
 from cluster.planning.model_shape import CONFIG_KEYS, max_context, shape_of
-from cluster.preflight.dialect import read_dialect
+from cluster.preflight.dialect import ReadDialect, read_dialect
 from cluster.preflight.lora import lora_problems
 from trainer.chat.model_card import read_card
 from trainer.chat.renderer import Renderer
@@ -40,9 +40,13 @@ MXFP4_REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class LoadableModel(ModelFolder):
-    """A model that learner and engines can load, and how its conversations become tokens."""
+    """A model that learner and engines can load, and the renderer that turns its conversations into tokens.
+
+    `unread_calls` is why no parser reads its tool calls, which is a problem of jobs that need calls only.
+    """
 
     renderer: Renderer
+    unread_calls: Problem | None = None
 
 
 def read_model(job: JobSpec, *, trains: bool = True) -> tuple[LoadableModel | None, list[Problem]]:
@@ -77,11 +81,11 @@ def read_model(job: JobSpec, *, trains: bool = True) -> tuple[LoadableModel | No
             problems += lora_problems(job, path, loaded)
     except Exception as error:  # noqa: BLE001 - user files, read by three libraries
         return None, [*problems, config_problem(error)]
-    renderer, found = _read_renderer(path, job)
-    problems += found
-    if renderer is None or shape is None:
+    dialect = _read_dialect(path, job)
+    problems += dialect.problems
+    if dialect.renderer is None or shape is None:
         return None, problems
-    return LoadableModel(path, max_context(config), shape, renderer), problems
+    return LoadableModel(path, max_context(config), shape, dialect.renderer, dialect.unread_calls), problems
 
 
 def _unsupported(config: Any) -> str | None:
@@ -117,14 +121,14 @@ def _sizes(config: Any) -> dict[str, Any]:
     return {key: getattr(text, key, None) for key in CONFIG_KEYS} | {"dtype": str(text.dtype).removeprefix("torch.")}
 
 
-def _read_renderer(path: Path, job: JobSpec) -> tuple[Renderer | None, list[Problem]]:
+def _read_dialect(path: Path, job: JobSpec) -> ReadDialect:
     tokenizer, problem = read_tokenizer(path)
     if problem is not None:
-        return None, [problem]
+        return ReadDialect(None, None, [problem])
     try:
         card = read_card(path)
     except UserError as error:
-        return None, [model_problem("not_a_model", error.problem, error.remedy)]
+        return ReadDialect(None, None, [model_problem("not_a_model", error.problem, error.remedy)])
     return read_dialect(tokenizer, job, card)
 
 

@@ -28,6 +28,7 @@ from cluster.preflight.rows import length_problems, read_files, rows_of
 from cluster.preflight.same_job import Change
 from cluster.preflight.space import Free, folder_problems, space_problems, write_speed
 from cluster.preflight.static import invalid_job, method_problems
+from cluster.preflight.tool_calls import fit_to_rows, tools_warning
 from trainer.chat.dialect import Dialect
 from trainer.chat.model_card import read_card
 from trainer.chat.renderer import Renderer
@@ -119,6 +120,9 @@ async def prepare(
     tasks, rows = files["training_file"], rows_of(job, files)
     num_rows = len(tasks) + sum(problem.field.startswith("training_file") for problem in bad)
     model, bad = read_model(job, trains=learner)
+    if model is not None:
+        model, unread = fit_to_rows(model, job, rows)
+        bad += unread
     plan, choices = None, tuple[Choice, ...]()
     if tasks and model is not None:
         plan, choices = resolve(job, len(tasks), model.shape.num_parameters)
@@ -199,6 +203,7 @@ async def prepare(
             *(f"{lack.message}; the job waits for nodes" for lack in cluster.lacking),
             *(f"{warning.message}; {warning.remedy}" for warning in cluster.warnings),
             *(() if stop is None or stop.checkpoint_s <= PROMPT_S else (_long_stop(stop),)),
+            *filter(None, (tools_warning(model),)),
             *advice(job, plan, model.renderer, files),
         ),
         stop=stop,

@@ -8,7 +8,8 @@ from itertools import groupby
 
 from cluster.preflight.model import read_model
 from cluster.preflight.prepare import with_card
-from cluster.preflight.rows import read_files
+from cluster.preflight.rows import read_files, rows_of
+from cluster.preflight.tool_calls import fit_to_rows
 from trainer.chat.conversation import Sample, samples_of
 from trainer.chat.dialect import Dialect
 from trainer.chat.renderer import Renderer
@@ -37,7 +38,7 @@ def first_prompt(job: JobSpec) -> ShownPrompt | None:
     model, _ = read_model(job, trains=False)
     if model is None or not files["training_file"]:
         return None
-    task, renderer = files["training_file"][0], model.renderer
+    task, renderer = files["training_file"][0], fit_to_rows(model, job, rows_of(job, files))[0].renderer
     if job.method.type == "supervised":
         try:
             samples = samples_of(renderer, task.messages, task.tools)

@@ -15,8 +15,7 @@ from rich.text import Text
 from actors.runtime.process import importing
 
 if TYPE_CHECKING:
-    from cluster.preflight.doctor import Examined
-    from trainer.errors import Problem
+    from cluster.preflight.doctor import Examination
 
 
 def doctor_command(
@@ -30,7 +29,7 @@ def doctor_command(
     tool_parser: Annotated[str, typer.Option(help="one of vLLM's tool parsers; auto: find one")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
 ) -> None:
-    """Say what can be trained with a model, and what to do about the rest. Exit code 1: no tool calls can be."""
+    """Report what can be trained with a model, and how to fix the rest. Exit code 1: tool calls cannot be trained."""
     if not models:
         _show_families(as_json)
         return
@@ -48,18 +47,19 @@ def doctor_command(
         raise UserError(f"--chat-template or --tool-parser: {error}") from None
     trainable = True
     for name in models:
-        examined, problems = examine_model(name, options)
-        good = examined is not None and examined.trainable and not problems
-        trainable = trainable and good
+        found = examine_model(name, options)
+        trainable = trainable and found.trainable
         if as_json:
-            found = None if examined is None else asdict(examined)
-            typer.echo(
-                json.dumps(
-                    {"model": name, "trainable": good, "examined": found, "problems": [asdict(one) for one in problems]}
-                )
-            )
+            row = {
+                "model": name,
+                "trainable": found.trainable,
+                "trainable_without_tools": found.trainable_without_tools,
+                "examined": None if found.examined is None else asdict(found.examined),
+                "problems": [asdict(one) for one in found.all_problems],
+            }
+            typer.echo(json.dumps(row))
         else:
-            _show(name, good, examined, problems)
+            _show(name, found)
     raise typer.Exit(0 if trainable else 1)
 
 
@@ -72,17 +72,20 @@ def template_command(
     typer.echo(template_with_tools(model), nl=False)
 
 
-def _show(name: str, trainable: bool, examined: Examined | None, problems: list[Problem]) -> None:
+def _show(name: str, found: Examination) -> None:
     console = Console(emoji=False, highlight=False)
-    console.print(
-        Text(f"{name}: {'trainable' if trainable else 'not trainable'}", "bold green" if trainable else "bold")
-    )
-    if examined is not None:
+    verdict, style = "not trainable", "bold"
+    if found.trainable:
+        verdict, style = "trainable", "bold green"
+    elif found.trainable_without_tools:
+        verdict = "trainable without tools"
+    console.print(Text(f"{name}: {verdict}", style))
+    if found.examined is not None:
         table = Table(box=None, show_header=False, pad_edge=False)
-        for finding in examined.findings():
+        for finding in found.examined.findings():
             table.add_row(*map(Text, finding))
         console.print(table)
-    for problem in problems:
+    for problem in found.all_problems:
         console.print(Text(str(problem)), soft_wrap=True)
 
 
@@ -102,6 +105,6 @@ def _show_families(as_json: bool) -> None:
             typer.echo(json.dumps(row))
         ends = " ".join(family.end_tokens) or "the template's"
         structured = "yes" if row["structured"] else "no"
-        table.add_row(*map(Text, (family.name, family.tool_parser, ends, str(row["thoughts"]), structured)))
+        table.add_row(*map(Text, (family.name, str(family.tool_parser), ends, str(row["thoughts"]), structured)))
     if not as_json:
         Console(emoji=False).print(table)

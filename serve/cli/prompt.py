@@ -29,7 +29,8 @@ def print_prompt(console: Console, shown: ShownPrompt) -> None:
     console.print(Rule())
     dialect = shown.dialect
     trained = any(trained for pieces in shown.samples for _, trained in pieces)
-    facts = [f"{shown.num_tokens:,} tokens", f"family {dialect.family}", f"parser {dialect.tool_parser}"]
+    parser = "no tool parser" if dialect.tool_parser is None else f"parser {dialect.tool_parser}"
+    facts = [f"{shown.num_tokens:,} tokens", f"family {dialect.family}", parser]
     facts += [
         f"turns end with {' '.join(shown.end_tokens)}",
         *([f"{TRAINED[0]}trained{TRAINED[1]}"] if trained else []),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,8 +18,8 @@ import torch
 from transformers import AutoTokenizer
 
 from actors.engine.chat.chat_engine import ChatEngine
-from actors.engine.chat.chat_model import Refusal
-from actors.engine.chat.dialects import find_dialect, round_trip
+from actors.engine.chat.chat_model import ChatModel, Refusal
+from actors.engine.chat.dialects import answers_only, find_dialect, round_trip
 from actors.engine.chat.parsing import TurnParser, parser_of
 from actors.engine.grammar.structure import required_calls
 from actors.engine.vllm_engine import Completion, Engine, EngineConfig
@@ -26,6 +27,7 @@ from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from tests.support.builders import task
 from tests.support.families import OTHER, TINY
 from tests.support.harmony import write_gpt_oss
+from tests.support.tiny_model import WITHOUT_TOOLS
 from trainer.chat.conversation import samples_of
 from trainer.chat.dialect import UNKNOWN
 from trainer.chat.renderer import Renderer
@@ -34,7 +36,7 @@ from trainer.model.batch import pack
 from trainer.model.grammar import Grammars
 from trainer.model.policy import DeviceBatch, load_policy
 from trainer.spec.job import RewardSpec, RolloutLimits
-from trainer.types import Grade, Rollout, ToolCall, ToolResult
+from trainer.types import Grade, Rollout, Task, ToolCall, ToolResult
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -72,7 +74,7 @@ class Sampled:
 
 
 async def sample(
-    engine: Engine, renderer: Renderer, parse: TurnParser, number: int, forced: str | None = None
+    engine: Engine, renderer: Renderer, parse: TurnParser, number: int, forced: str | None = None, task: Task = TASK
 ) -> Sampled:
     """A rollout as workers run it. `forced` is the structure of each turn instead of that of a response format."""
     sampled = Sampled()
@@ -92,7 +94,7 @@ async def sample(
 
     spec = EpisodeSpec("job", LIMITS, RewardSpec(), 16, CONTEXT, THINKING_TOKENS, None if forced else NUMBER)
     runner = EpisodeRunner(spec, renderer, parse, generate, call_tools, grade)
-    sampled.rollout = await runner.run(RolloutRequest(TASK, 0, number, 0, TEMPERATURE))
+    sampled.rollout = await runner.run(RolloutRequest(task, 0, number, 0, TEMPERATURE))
     assert isinstance(sampled.rollout, Rollout), sampled.rollout
     if forced:
         sampled.rollout = replace(sampled.rollout, structure=forced)
@@ -247,6 +249,40 @@ async def test_tool_choice_is_obeyed_in_the_familys_form(served: ChatEngine) -> 
         assert wanted == "required" or {len(choice["message"]["tool_calls"]) for choice in ended} == {1}
     for choice in await choices("none"):
         assert "tool_calls" not in choice["message"] and "<tool_call>" not in (choice["message"]["content"] or "")
+
+
+async def test_a_model_whose_template_renders_no_calls_is_sampled_trained_and_served_without_tools(
+    served: ChatEngine, folder: Path, tmp_path: Path
+) -> None:
+    """The weights of `served`, with another template: each turn is an answer, after the reasoning of its prompt."""
+    model = Path(shutil.copytree(folder, tmp_path / "model"))
+    opened = WITHOUT_TOOLS.replace("assistant\\n", "assistant\\n<think>\\n")
+    (model / "chat_template.jinja").write_text(opened)
+    found, mistake = find_dialect(AutoTokenizer.from_pretrained(model), UNKNOWN)
+    renderer, engine = answers_only(found), served._engine
+    assert mistake is not None and renderer is not None and engine is not None
+    assert (renderer.dialect.tool_parser, renderer.thought) == (None, "opened")
+    parse = parser_of(renderer.family, renderer.tokenizer)
+    without_tools = task("1-a", "Where is my order?")
+    sampled = await asyncio.gather(*(sample(engine, renderer, parse, n, task=without_tools) for n in range(4)))
+    assert all(len(one.rollout.turns) == 1 for one in sampled)
+    assert_sampled_is_trained(sampled, renderer)
+    assert_the_learner_agrees(sampled, model, renderer)
+
+    chat = ChatModel(model, ServeSettings(max_completion_tokens=200, max_thinking_tokens=THINKING_TOKENS), CONTEXT)
+    chat.connect(engine.client, served._marks)
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": NUMBER}}
+    body = {"messages": list(without_tools.messages), "response_format": form}
+    for seed in range(4):
+        answer: Any = await chat.chat({**body, "seed": seed}, None)
+        message = answer["choices"][0]["message"]
+        assert 1000 <= int(message["content"]) <= 9999 and "tool_calls" not in message
+        assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    free: Any = await chat.chat({"messages": body["messages"], "seed": 0}, None)
+    chunks: list[Any] = [chunk async for chunk in chat.stream({"messages": body["messages"], "seed": 0}, None)]
+    texts = [choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(texts) == free["choices"][0]["message"]["content"]
+    assert isinstance(await chat.chat({**body, "tools": list(TOOLS)}, None), Refusal)
 
 
 @pytest.mark.nightly

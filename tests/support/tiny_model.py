@@ -20,6 +20,11 @@ TEMPLATE = """\
 {%- endfor %}{{ '<|im_end|>\\n' }}{%- endif %}{%- endfor %}\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"""
 
+WITHOUT_TOOLS = """\
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}\
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"""
+"""A chat template that renders neither tools nor calls, as SmolLM2's."""
+
 
 def write_tiny_model(
     folder: Path,

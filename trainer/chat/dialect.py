@@ -1,4 +1,4 @@
-"""How one model writes conversations."""
+"""The dialect of a model: how it writes conversations."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ DEFAULT_PARSER = "hermes"
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one model writes conversations: what the check found and what rollouts, checkpoints and serving use.
+    """How one model writes conversations: found by the check, used by rollouts, checkpoints and serving.
 
     Attributes:
         family: Name of the model's family.
-        tool_parser: Name of the one of vLLM's tool parsers that reads its calls.
-        end_tokens: Tokens that end a turn, beside the tokenizer's own end token.
-        thought_marks: Tokens that open and close a thought; None: it has no thoughts.
-        template_arguments: Passed to the chat template each time.
-        chat_template: In place of the tokenizer's; None: that one.
+        tool_parser: Name of the vLLM tool parser that reads its calls; None: the model works without tools only, and
+            each turn is an answer.
+        end_tokens: Tokens that end a turn, in addition to the tokenizer's end token.
+        thought_marks: Tokens that open and close reasoning; None: the model has no reasoning.
+        template_arguments: Arguments passed to the chat template each time.
+        chat_template: Template used in place of the tokenizer's; None: the tokenizer's.
     """
 
     family: str
-    tool_parser: str
+    tool_parser: str | None
     end_tokens: tuple[str, ...] = ()
     thought_marks: tuple[str, str] | None = None
     template_arguments: dict[str, Any] = field(default_factory=dict)

@@ -62,7 +62,7 @@ class Family:
     """How the models of a family write, beside what their chat template shows.
 
     Attributes:
-        tool_parser: vLLM's tool parser that reads their calls.
+        tool_parser: vLLM's tool parser that reads their calls; None: the models work without tools only.
         reasoning_parser: vLLM's reasoning parser, where a thought is a message of its own and not between marks.
         calls: The forms of calls, of which a template writes one; without any, answers cannot be constrained where
             there are tools.
@@ -79,7 +79,7 @@ class Family:
     """
 
     name: str
-    tool_parser: str
+    tool_parser: str | None
     reasoning_parser: str | None = None
     calls: tuple[CallForm, ...] = ()
     messages: MessageForm | None = None

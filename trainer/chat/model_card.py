@@ -27,7 +27,8 @@ class ModelCard(BaseModel):
 
     format: int = Field(default=FORMAT, le=FORMAT)
     family: str = Field(max_length=64)
-    tool_parser: Parser
+    tool_parser: Parser | None
+    """None: no parser reads the model's calls, so it works without tools only."""
     template_arguments: TemplateArguments = {}
     stop_tokens: StopTokens = ()
     tools_in_prompt: bool = True
@@ -46,9 +47,10 @@ class ModelCard(BaseModel):
         )
 
     def fill_in(self, options: ModelOptions) -> ModelOptions:
-        """The options of a job that starts from the model: what they do not name is as the card says."""
+        """Return the options of a job that starts from the model, with the card's values where the job sets none."""
         names = type(self).model_fields.keys() & type(options).model_fields.keys() - options.model_fields_set
-        return options.model_copy(update={name: getattr(self, name) for name in names})
+        values = {name: getattr(self, name) for name in names}
+        return options.model_copy(update={name: value for name, value in values.items() if value is not None})
 
     def without_arguments(self, names: Container[str]) -> ModelCard:
         kept = {name: value for name, value in self.template_arguments.items() if name not in names}

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from trainer.chat.dialect import UNKNOWN, Dialect
-from trainer.chat.families import family_of
+from trainer.chat.families import family_of, family_without_calls
 from trainer.chat.form import SLOT, TemplateForm
 from trainer.chat.history import for_template
 from trainer.chat.template import template_of
@@ -48,12 +48,11 @@ class Renderer:
         self._template = template_of(tokenizer, dialect.chat_template)
         self.dialect = dialect
         self._marked_up = tokenizer.backend_tokenizer
-        self._plain = copy.deepcopy(tokenizer.backend_tokenizer)
-        self._plain.encode_special_tokens = True
         added = self._marked_up.get_added_tokens_decoder()
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}
         self._bridges: dict[tuple[str, ...], tuple[int, list[list[int]]]] = {}
-        self.family = family_of(dialect.tool_parser)
+        parser = dialect.tool_parser
+        self.family = family_without_calls(dialect.family) if parser is None else family_of(parser)
         ends = (*dialect.end_tokens, tokenizer.eos_token)
         self.form = TemplateForm(self._render, self.family, ends, tuple(self._special.values()))
         self.mark_texts = dialect.thought_marks or self.family.thought_marks
@@ -65,6 +64,13 @@ class Renderer:
     def template(self) -> str:
         """The text of the chat template."""
         return self._template.text
+
+    @cached_property
+    def _plain(self) -> Any:
+        """The tokenizer for untrusted text. Copying a large vocabulary takes long, and finding a dialect needs none."""
+        plain = copy.deepcopy(self._marked_up)
+        plain.encode_special_tokens = True
+        return plain
 
     @cached_property
     def end_tokens(self) -> dict[int, str]:

@@ -299,11 +299,23 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted=False,
         ),
         "calls_not_read": CheckCode(
-            "The check rendered one call, two calls and a call with a thought by the model's own template, and no tool "
-            "parser read the same calls: each good call would count as malformed, or as an answer.",
+            "The job has tools, or a row has tools, calls or results in its messages. The check rendered one call, two "
+            "calls and a call with reasoning with the model's own template, and no tool parser read the same calls: "
+            "each good call would count as malformed, or as an answer. A job without any of these is not refused; see "
+            "`tools_unsupported`.",
             "Give a template that writes calls as a parser reads them, or name the parser in "
             "`model_options.tool_parser`. `agent-rft models template FOLDER` writes one that adds tools to the model's "
-            "own template.",
+            "own template. If the job needs no tools, remove them, and the calls in the rows' messages.",
+            stops_accepted=False,
+        ),
+        "tools_unsupported": CheckCode(
+            "The model works without tools only, because no parser reads the tool calls of its chat template; often "
+            "the template renders none. The check of a job without tools warns with this code, and the job runs: each "
+            "turn of the model is an answer, even if its text looks like a call. A served model answers a request "
+            "that has tools, calls or results with status 400 and this code.",
+            "Nothing, if you need no tools. Else give a template that renders tools, calls and results in "
+            "`model_options.chat_template` (`agent-rft models template FOLDER` writes one), and train the model with "
+            "it. `agent-rft models doctor FOLDER` shows what works.",
             stops_accepted=False,
         ),
         "no_call_grammar": CheckCode(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from actors.engine.chat.dialects import find_dialect
+from actors.engine.chat.dialects import answers_only, find_dialect
 from actors.engine.chat.parsing import without_references
 from actors.engine.chat.tokenizer import load_tokenizer
 from actors.engine.grammar.structure import NoGrammar, no_calls, required_calls, structure_of
@@ -35,15 +35,19 @@ PASSED_ON = (
 """Request fields passed on to vLLM. Its other ones (templates, extra arguments, token reuse) are not for clients."""
 EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
 """Reasoning efforts that training does not have -> the nearest that it has."""
+NO_TOOLS = "This model works without tools only: no parser reads the tool calls of its chat template"
 VLLM_CALL_ID = "chatcmpl-tool-"
 VLLM_EXTRAS = frozenset({"prompt_token_ids", "prompt_text", "metrics"})
 
 
 def _renderer_of(tokenizer: Tokenizer, settings: ServeSettings, folder: Path) -> Renderer:
-    """The renderer in the dialect that the settings have, or the model's folder, or that a round trip finds."""
+    """Return the renderer in the dialect of the settings, else of the model's folder, else one that is found."""
     card = read_card(folder) if settings.dialect is None else None
     dialect = settings.dialect or (card.dialect if card is not None else None)
-    return find_dialect(tokenizer, UNKNOWN)[0] if dialect is None else Renderer(tokenizer, dialect)
+    if dialect is not None:
+        return Renderer(tokenizer, dialect)
+    renderer, mistake = find_dialect(tokenizer, UNKNOWN)
+    return renderer if mistake is None else answers_only(renderer) or renderer
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ class ChatModel:
         self.settings = settings
         self._context_length = min(settings.context_length or context_length, context_length)
         self._renderer = renderer = _renderer_of(load_tokenizer(str(folder)), settings, folder)
+        renderer.plain("")  # copies the tokenizer, for which the first tool result would wait
         self.thought_marks = renderer.mark_texts if renderer.end_of_thought is not None else None
         self._engine_marks: tuple[str, str] | None = None
 
@@ -87,8 +92,8 @@ class ChatModel:
 
         self._client, self._engine_marks, family = client, engine_marks, self._renderer.family
         parsers = {
-            "enable_auto_tools": True,
-            "tool_parser": self._renderer.dialect.tool_parser,
+            "enable_auto_tools": family.tool_parser is not None,
+            "tool_parser": family.tool_parser,
             "reasoning_parser": thoughts.parser_between(self.thought_marks)
             if self.thought_marks is not None
             else family.reasoning_parser or "",
@@ -137,6 +142,8 @@ class ChatModel:
         from vllm.entrypoints.serve import create_error_response
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
+        if (refusal := self._refusal_of_calls(body)) is not None:
+            return refusal
         try:
             prompt = self._prompt(body["messages"], body.get("tools") or ())
             room = self._context_length - len(prompt)
@@ -222,6 +229,17 @@ class ChatModel:
             self._renderer.cut_result(message["content"], limit)[0] for message in messages if message["role"] == "tool"
         ]
         return self._renderer.resume(messages, tools, results)
+
+    def _refusal_of_calls(self, body: Mapping[str, Any]) -> Refusal | None:
+        """The Refusal of a request with tools or calls, if the model works without tools only."""
+        if self._renderer.family.tool_parser is not None:
+            return None
+        calls = any(message.get("tool_calls") or message["role"] == "tool" for message in body["messages"])
+        if not body.get("tools") and not calls:
+            return None
+        param, what = ("tools", "no tools") if body.get("tools") else ("messages", "no tool calls or results")
+        remedy = f"Send {what}, or use a model whose chat template renders them."
+        return Refusal(400, f"{NO_TOOLS}. {remedy}", param, "tools_unsupported")
 
     # -- answers -------------------------------------------------------------------------------------------------------
 

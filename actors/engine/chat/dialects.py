@@ -9,8 +9,9 @@ from typing import Any
 
 from actors.engine.chat.parsing import ParsedTurn, TurnParser, parser_of, tool_parser_names
 from trainer.chat.conversation import samples_of
-from trainer.chat.dialect import Dialect
+from trainer.chat.dialect import UNKNOWN, Dialect
 from trainer.chat.families import FAMILIES, family_of
+from trainer.chat.family import Family
 from trainer.chat.renderer import Renderer, Tokenizer
 from trainer.chat.template import RenderFailed
 from trainer.types import Message, ToolSchema
@@ -18,6 +19,8 @@ from trainer.types import Message, ToolSchema
 Call = tuple[str, dict[str, Any]]
 _QUESTION: Message = {"role": "user", "content": "Where is order A 17?"}
 _THOUGHT = "I look it up."
+SHARED_MARK = "</think>"
+"""Closes reasoning in most families, so a template that has it may belong to any of them."""
 
 
 def _tool(name: str, **properties: str) -> ToolSchema:
@@ -111,13 +114,13 @@ def unread_names(renderer: Renderer, names: Sequence[str]) -> list[str]:
 
 
 def find_dialect(tokenizer: Tokenizer, asked: Dialect, tool_parser: str = "auto") -> tuple[Renderer, str | None]:
-    """The renderer in the model's dialect, and why no parser reads its calls (None: one does).
+    """Return the renderer in the model's dialect, and why no parser reads its calls (None: its parser reads them).
 
     `asked` has the user's template, arguments and end tokens. With `auto`, the known families come first, then all
-    other parsers of vLLM.
+    other parsers of vLLM. If no parser reads the calls, the dialect is the likeliest; see `answers_only`.
 
     Raises:
-        RenderFailed: the template is not valid Jinja, or costs too much.
+        RenderFailed: The template is not valid Jinja, or costs too much.
     """
     likely: tuple[Renderer, str] | None = None
     for name in _candidates() if tool_parser == "auto" else (tool_parser,):
@@ -128,10 +131,30 @@ def find_dialect(tokenizer: Tokenizer, asked: Dialect, tool_parser: str = "auto"
             mistake = _mistake(renderer, tokenizer)
         if mistake is None:
             return _resolved(renderer), None
-        if likely is None or (family.call_mark or name) in renderer.template:
+        if likely is None or _is_written_for(renderer.template, family):
             likely = renderer, mistake
     assert likely is not None
     return _resolved(likely[0]), likely[1]
+
+
+def answers_only(renderer: Renderer) -> Renderer | None:
+    """Return the renderer of a model whose calls no parser reads, for use without tools: each turn is an answer.
+
+    Its reasoning is still delimited by the marks of the template's family. None: turns of the family consist of
+    messages, which only the family's parser separates.
+    """
+    family = renderer.family
+    if family.reasoning_parser is not None:
+        return None
+    name = family.name if _is_written_for(renderer.template, family) else UNKNOWN.family
+    return _resolved(Renderer(renderer.tokenizer, replace(renderer.dialect, family=name, tool_parser=None)))
+
+
+def _is_written_for(template: str, family: Family) -> bool:
+    """Whether a template has a mark of the family: of its calls, or of its reasoning unless other families share it."""
+    closing = family.thought_marks[1]
+    marks = (family.call_mark or family.tool_parser, None if closing == SHARED_MARK else closing)
+    return any(mark is not None and mark in template for mark in marks)
 
 
 def _resolved(renderer: Renderer) -> Renderer:
@@ -149,7 +172,7 @@ def _mistake(renderer: Renderer, tokenizer: Tokenizer) -> str | None:
 
 
 def _candidates() -> Iterator[str]:
-    known = [family.tool_parser for family in FAMILIES]
+    known = [family.tool_parser for family in FAMILIES if family.tool_parser is not None]
     yield from known
     yield from (name for name in tool_parser_names() if name not in known)
 

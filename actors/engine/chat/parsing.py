@@ -30,23 +30,30 @@ TurnParser = Callable[[str, Sequence[dict[str, Any]]], ParsedTurn]
 
 
 def parser_of(family: Family, tokenizer: Any) -> TurnParser:
-    """The parser of a family's turns.
+    """Return the parser of a family's turns.
 
     Raises:
-        ValueError: vLLM has none of that name, or the model's vocabulary lacks its tokens.
+        ValueError: vLLM has no parser of that name, or the model's vocabulary lacks the parser's tokens.
     """
+    if family.tool_parser is None:
+        return read_answer
     if family.tool_parser == HARMONY:
         return HarmonyParser()
     try:
-        return VllmParser(family, tokenizer)
+        return VllmParser(family, family.tool_parser, tokenizer)
     except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:  # each parser has its own
         raise ValueError(f"vLLM's parser {family.tool_parser} cannot read this model: {error}") from error
 
 
-class VllmParser:
-    """One of vLLM's parsers, by its registered name (`hermes` is that of Qwen3 and Hermes models)."""
+def read_answer(text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn:
+    """Read a turn of a model that works without tools only: all of its text is the answer."""
+    return ParsedTurn(text)
 
-    def __init__(self, family: Family, tokenizer: Any) -> None:
+
+class VllmParser:
+    """One of vLLM's parsers, by its registered `name` (`hermes` reads Qwen3 and Hermes models)."""
+
+    def __init__(self, family: Family, name: str, tokenizer: Any) -> None:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.reasoning import ReasoningParserManager
         from vllm.tool_parsers import ToolParserManager
@@ -56,7 +63,7 @@ class VllmParser:
         self._request_class = ChatCompletionRequest
         self._tokenizer = tokenizer
         self._requests: dict[str, Any] = {}
-        self._parser_class = ToolParserManager.get_tool_parser(family.tool_parser)
+        self._parser_class = ToolParserManager.get_tool_parser(name)
         self._mark = family.call_mark or getattr(self._new([]), "tool_call_start_token", None)
         self._thoughts: Any = None
         if family.reasoning_parser is not None:

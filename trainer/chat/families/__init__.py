@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trainer.chat.families.deepseek_v3 import DEEPSEEK_V3, DEEPSEEK_V31
 from trainer.chat.families.gemma4 import GEMMA4
 from trainer.chat.families.glm4 import GLM4
@@ -32,5 +34,11 @@ FAMILIES = (
 
 
 def family_of(tool_parser: str) -> Family:
-    """The family whose calls a parser of vLLM reads; an unknown one writes as its template shows."""
+    """Return the family whose calls a parser of vLLM reads; an unknown one writes as its template shows."""
     return next((known for known in FAMILIES if known.tool_parser == tool_parser), Family(tool_parser, tool_parser))
+
+
+def family_without_calls(name: str) -> Family:
+    """Return the family `name` for a model whose calls no parser reads: only its reasoning and end tokens count."""
+    family = next((known for known in FAMILIES if known.name == name), Family(name, None))
+    return replace(family, tool_parser=None, calls=(), call_mark=None, write_calls=None)

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from transformers import AutoTokenizer
 
+from actors.engine.chat.parsing import parser_of
 from actors.engine.grammar.structure import turn_structure
 from actors.engine.vllm_engine import Completion
 from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest, turn_seed
@@ -20,6 +21,7 @@ from actors.tools.dispatcher import Dispatcher
 from tests.support.episodes import REQUEST, TASK, TOOLS, ScriptedEpisode, call, graded, parse
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received
 from tests.support.paths import BASE
+from trainer.chat.dialect import UNKNOWN
 from trainer.chat.families.hermes import HERMES
 from trainer.chat.renderer import Renderer
 from trainer.errors import EndpointRefused, EngineFailed, GraderFailed, ToolFailed
@@ -45,6 +47,17 @@ async def test_exactly_the_sampled_tokens_are_trained_on(renderer: Renderer) -> 
     assert segment.versions[segment.loss_mask].tolist() == [0] * len(sampled[0]) + [1] * len(sampled[1])
     assert set(segment.versions[~segment.loss_mask].tolist()) == {-1}
     assert rollout.oldest_version == 0
+
+
+async def test_a_turn_of_a_model_without_a_tool_parser_is_an_answer_even_if_it_looks_like_a_call() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(BASE)
+    renderer = Renderer(tokenizer, replace(UNKNOWN, tool_parser=None))
+    episode = ScriptedEpisode(renderer, call("a"), "never sampled")
+    episode.parse = parser_of(renderer.family, tokenizer)
+    request = replace(REQUEST, task=replace(TASK, tools=()))
+    rollout = await graded(episode.runner(), request)
+    assert (rollout.finish, len(rollout.turns), rollout.turns[0].calls) == ("answer", 1, ())
+    assert episode.graded[0]["output_text"] == call("a") and episode.messages == []
 
 
 async def test_with_a_price_for_turns_calls_in_one_turn_are_worth_more(renderer: Renderer) -> None:

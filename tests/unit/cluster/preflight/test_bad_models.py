@@ -21,7 +21,6 @@ TEMPLATE = (BASE / "chat_template.jinja").read_text()
 NO_SYSTEM = "{%- set messages = messages | rejectattr('role', 'eq', 'system') | list -%}"
 TOOL = {"type": "function", "function": {"name": "find_order", "description": "Finds it.", "parameters": {}}}
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-NO_CALLS = "{% for m in messages %}{{ m.content }}{% endfor %}"
 GGUF = "AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE).save_pretrained(NEW)"
 
 
@@ -77,7 +76,6 @@ def template(text: str) -> Callable[[Path], None]:
         (quantized("mxfp4"), "unsupported_model", "quantized (mxfp4)", "Mxfp4Config(dequantize=True)"),
         (template("{% if x %}"), "template_syntax", "line 1", "correct the template"),
         (template(ENDLESS), "template_too_costly", "2 s of a processor", "remove nested loops"),
-        (template(NO_CALLS), "calls_not_read", "no parser reads the calls", "agent-rft models template FOLDER"),
     ],
 )
 def test_a_model_that_cannot_be_trained_is_a_problem_with_a_remedy(

@@ -10,12 +10,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from serve.cli.main import app
-from tests.support.tiny_model import write_tiny_model
+from tests.support.tiny_model import WITHOUT_TOOLS, write_tiny_model
 from trainer.chat.families import FAMILIES
 from trainer.errors import UserError
-
-NO_TOOLS = "{% for m in messages %}<|im_start|>{{ m.role + '\\n' + m.content }}<|im_end|>{{ '\\n' }}{% endfor %}"
-GENERATES = "{% if add_generation_prompt %}<|im_start|>assistant{{ '\\n' }}{% endif %}"
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def without_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_tiny_model(tmp_path_factory.mktemp("plain"))
-    (folder / "chat_template.jinja").write_text(NO_TOOLS + GENERATES)
-    return folder
+    return write_tiny_model(tmp_path_factory.mktemp("plain"), template=WITHOUT_TOOLS)
 
 
 def models(*arguments: object) -> Result:
@@ -45,7 +40,7 @@ def test_a_model_that_can_be_trained(model: Path) -> None:
     shown = models("doctor", model)
     assert (shown.exit_code, f"{model}: trainable" in shown.output.replace("\n", "")) == (0, True)
     (row,) = [json.loads(line) for line in models("doctor", model, "--json").output.splitlines()]
-    assert row["trainable"] and row["problems"] == []
+    assert row["trainable"] and row["trainable_without_tools"] and row["problems"] == []
     assert (row["examined"]["family"], row["examined"]["end_tokens"]) == ("hermes", ["<|im_end|>"])
 
 
@@ -54,13 +49,23 @@ def test_one_model_of_several_that_cannot_be_trained_is_a_failure(model: Path, w
     rows = [json.loads(line) for line in shown.output.splitlines()]
     assert (shown.exit_code, [row["trainable"] for row in rows]) == (1, [True, False, False])
     assert [one["code"] for row in rows for one in row["problems"]] == ["calls_not_read", "missing_model"]
-    assert "agent-rft models template" in " ".join(models("doctor", without_tools).output.split())
+    assert [row["trainable_without_tools"] for row in rows] == [True, True, False]
+
+
+def test_a_model_whose_template_renders_no_calls_is_trainable_without_tools(without_tools: Path) -> None:
+    shown = " ".join(models("doctor", without_tools).output.split())
+    assert "plain0: trainable without tools" in shown
+    assert "it works without tools; for tools, set model_options.chat_template to a template" in shown
+    assert "agent-rft models template" in shown and "parallel calls" not in shown
+    (row,) = [json.loads(line) for line in models("doctor", without_tools, "--json").output.splitlines()]
+    assert (row["examined"]["family"], row["examined"]["tool_parser"]) == ("unknown", None)
+    assert (row["examined"]["samples"], row["examined"]["samples_without_calls"]) == (0, 1)
 
 
 def test_the_written_template_makes_it_trainable(without_tools: Path, tmp_path: Path) -> None:
     own = tmp_path / "with-tools.jinja"
     own.write_text(models("template", without_tools).output)
-    assert own.read_text().endswith(NO_TOOLS + GENERATES)
+    assert own.read_text().endswith(WITHOUT_TOOLS)
     (row,) = [
         json.loads(line)
         for line in models("doctor", without_tools, "--chat-template", own, "--json").output.splitlines()

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from actors.engine.chat.chat_engine import CannotServe
-from actors.engine.chat.chat_model import Refusal
+from actors.engine.chat.chat_model import ChatModel, Refusal
 from cluster.stores.model_registry import ModelRecord, ModelRegistry, UnknownModel
 from cluster.stores.secrets import FixedSecrets, Master, SecretBox
 from serve.http.errors import ApiError
@@ -23,6 +23,7 @@ from tests.support.api import client_of, openai_of
 from tests.support.fake_models import FakeModels, turn
 from tests.support.fakes_http import FakeTime, until
 from tests.support.jobs import database_with_tables
+from tests.support.tiny_model import WITHOUT_TOOLS, write_tiny_model
 from trainer.chat.serving import ServeSettings
 from trainer.errors import EngineFailed, UserError
 from trainer.spec.operator.config import NOTHING_ALLOWED, EngineLimits
@@ -163,6 +164,31 @@ async def test_the_sdk_calls_an_alias_by_its_dated_names(tmp_path: Path) -> None
         assert raised.value.code == "model_not_found"
     assert hosted.hosting.deployed == ["large", "newer"]
     database.close()
+
+
+async def test_tools_for_a_model_without_tools_are_a_400_of_both_routes(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model", template=WITHOUT_TOOLS)
+    function: Any = {"name": "cat", "parameters": {"type": "object"}}
+    messages: list[Any] = [{"role": "user", "content": "hi"}]
+    tools: list[Any] = [{"type": "function", "function": function}]
+    answer = await ChatModel(folder, ServeSettings(), 64).chat({"messages": messages, "tools": tools}, None)
+    hosted = make_world()
+    hosted.hosting.answers = [answer]
+    box = SecretBox(FixedSecrets((Master("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="),)))
+    routers = [
+        chat.make_router(hosted.served, NOTHING_ALLOWED),
+        responses.make_router(hosted.served, NOTHING_ALLOWED, box),
+    ]
+    async with client_of(routers) as http:
+        sdk = openai_of(http)
+        for stream in (False, True):
+            for request in (
+                sdk.chat.completions.create(model="a", messages=messages, tools=tools, stream=stream),
+                sdk.responses.create(model="a", input="hi", tools=[{"type": "function", **function}], stream=stream),
+            ):
+                with pytest.raises(openai.BadRequestError, match="Send no tools, or use a model") as raised:
+                    await request
+                assert (raised.value.code, raised.value.param) == ("tools_unsupported", "tools")
 
 
 async def test_an_unknown_model_is_a_404_and_starts_nothing() -> None:

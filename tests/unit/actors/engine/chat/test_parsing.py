@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from actors.engine.chat.parsing import HarmonyParser, ParsedTurn, parser_of
 from tests.support.families import TINY
-from trainer.chat.families import FAMILIES
+from trainer.chat.families import FAMILIES, family_without_calls
 
 PARSE = HarmonyParser()
 THINKS = "<|channel|>analysis<|message|>I look it up.<|end|>"
@@ -48,6 +48,12 @@ def test_a_turn_in_harmonys_format(text: str, turn: ParsedTurn) -> None:
 
 def test_a_turn_that_is_no_harmony_is_no_call() -> None:
     assert PARSE("<|message|><|message|><|start|>", ()).calls == ()
+
+
+@pytest.mark.parametrize("family", ["hermes", "unknown"])
+def test_without_a_tool_parser_a_text_that_looks_like_a_call_is_the_answer(family: str) -> None:
+    text = '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>'
+    assert parser_of(family_without_calls(family), None)(text, ()) == ParsedTurn(text)
 
 
 ITEM = {"type": "object", "properties": {"name": {"type": "string"}, "count": {"type": "integer"}}}

@@ -1,0 +1,50 @@
+"""Requests that a chat model refuses before they reach its engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.engine.chat.chat_model import ChatModel, Refusal
+from tests.support.tiny_model import WITHOUT_TOOLS, write_tiny_model
+from trainer.chat.dialect import Dialect
+from trainer.chat.model_card import FILE, ModelCard
+from trainer.chat.serving import ServeSettings
+
+USER = {"role": "user", "content": "Where is order A 17?"}
+TOOL = {"type": "function", "function": {"name": "find_order"}}
+CALL = {"id": "call", "type": "function", "function": {"name": "find_order", "arguments": "{}"}}
+RESULT = {"role": "tool", "tool_call_id": "call", "content": "sent"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model"), template=WITHOUT_TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "send"),
+    [
+        ({"tools": [TOOL]}, "tools", "Send no tools"),
+        ({"tools": [TOOL], "tool_choice": "none"}, "tools", "Send no tools"),
+        ({"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}, RESULT]}, "messages", "Send no tool calls"),
+        ({"messages": [USER, RESULT, USER]}, "messages", "Send no tool calls"),
+    ],
+)
+@pytest.mark.parametrize("known", ["found", "card", "settings"])
+async def test_a_model_without_tools_refuses_tools_and_calls(
+    folder: Path, tmp_path: Path, changes: dict[str, Any], param: str, send: str, known: str
+) -> None:
+    settings = ServeSettings(Dialect("unknown", None)) if known == "settings" else ServeSettings()
+    if known == "card":
+        folder = write_tiny_model(tmp_path / "model")
+        (folder / FILE).write_text(ModelCard(family="unknown", tool_parser=None).model_dump_json())
+    model = ChatModel(folder, settings, 256)
+    body = {"messages": [USER], **changes}
+    refused = await model.chat(body, None)
+    assert isinstance(refused, Refusal)
+    assert (refused.status, refused.param, refused.code) == (400, param, "tools_unsupported")
+    assert "works without tools only" in refused.message and send in refused.message
+    assert [chunk async for chunk in model.stream(body, None)] == [refused]
