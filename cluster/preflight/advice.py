@@ -13,12 +13,13 @@ from actors.engine.chat.dialects import unread_names
 from actors.graders.kinds.python import ignores_sample
 from actors.graders.templates import reads_sample
 from actors.grading.factory import FIELD, graders_of, templates_of
-from cluster.preflight.form_check import TOOLS
+from cluster.preflight.form_check import SESSION, TOOLS
 from trainer.chat.renderer import Renderer
 from trainer.data.rows import ranges
-from trainer.spec.endpoints import ToolSpec
+from trainer.errors import Problem
+from trainer.spec.endpoints import Endpoint, ToolSpec
 from trainer.spec.graders import EndpointGrader, GraderSpec, MultiGrader, PythonGrader
-from trainer.spec.job import FILES, JobSpec, Reinforcement
+from trainer.spec.job import FILES, WAIT_FACTOR, JobSpec, Reinforcement
 from trainer.spec.plan import Plan
 from trainer.types import Task
 
@@ -41,6 +42,8 @@ def advice(job: JobSpec, plan: Plan, renderer: Renderer, files: Mapping[str, Seq
         return
     yield from _tool_advice(job.reinforcement, renderer, files)
     yield from _grader_advice(job.reinforcement)
+    for problem in _timeout_problems(job.reinforcement):
+        yield f"{problem.field}: {problem.message}; {problem.remedy} [{problem.code}]"
     early_stop, validations = job.reinforcement.early_stop, math.ceil(plan.steps / plan.eval_interval)
     if early_stop is not None and files["validation_file"] and early_stop.patience >= validations:
         yield (
@@ -103,6 +106,30 @@ def _grader_advice(reinforcement: Reinforcement) -> Iterator[str]:
         if field.startswith(FIELD) and _is_constant(spec):
             why = "gives all answers to a row the same grade, since it does not read `sample`"
             yield f"{field}: {why}: nothing can be learned from it; read {{{{ sample.output_text }}}}, for example"
+
+
+def _timeout_problems(reinforcement: Reinforcement) -> Iterator[Problem]:
+    """Warnings about calls that may take longer than the rollout that waits for them.
+
+    A tool call counts as time of its rollout. Session starts and grades count as waiting, which has a longer limit.
+    """
+    limits = reinforcement.limits
+    wait = f"the {limits.wait_timeout_s:g} s that a rollout may wait ({WAIT_FACTOR} x limits.rollout_timeout_s)"
+    for i, tool in enumerate(reinforcement.tools):
+        if tool.timeout_s > limits.rollout_timeout_s:
+            limit = f"limits.rollout_timeout_s ({limits.rollout_timeout_s:g} s)"
+            yield _short_timeout(f"{TOOLS}[{i}]", tool, limit, tool.timeout_s)
+    waited: list[tuple[str, Endpoint | None]] = [(SESSION, reinforcement.session)]
+    waited += [(field, spec) for field, spec in graders_of(reinforcement) if isinstance(spec, EndpointGrader)]
+    for field, endpoint in waited:
+        if endpoint is not None and endpoint.timeout_s > limits.wait_timeout_s:
+            yield _short_timeout(field, endpoint, wait, endpoint.timeout_s / WAIT_FACTOR)
+
+
+def _short_timeout(field: str, endpoint: Endpoint, limit: str, needed_s: float) -> Problem:
+    message = f"{endpoint.timeout_s:g} s is longer than {limit}, so a rollout with such a call is discarded"
+    remedy = f"set limits.rollout_timeout_s to more than {math.ceil(needed_s)}, or lower timeout_s"
+    return Problem("short_rollout_timeout", f"{field}.timeout_s", message, remedy)
 
 
 def _is_constant(spec: GraderSpec) -> bool:

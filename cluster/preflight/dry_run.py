@@ -1,6 +1,7 @@
 """The dry run of a job's endpoints: each tool and grader is called once with example values, inside one session.
 
-It runs before any engine starts, so that a wrong URL or token costs seconds.
+It runs before any engine starts, so that a wrong URL or token costs seconds. A call is given up after ten minutes, even
+if its endpoint may take hours; the endpoint has accepted the request by then, so this is only a warning.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from actors.endpoints.address_guard import Guard
 from actors.endpoints.signing import Signer, signer_of
 from actors.grading.factory import FIELD as GRADER
 from actors.grading.factory import HELD_OUT
-from actors.grading.pool import GraderPool
+from actors.grading.pool import GRACE_S, GraderPool, grade_deadline_s
 from actors.tools.dispatcher import Dispatcher, call_body
 from actors.tools.sessions import SessionBook
 from cluster.preflight.examples import example_call, example_sample
 from cluster.preflight.form_check import SESSION, TOOLS
 from trainer.errors import Problem, RftError
-from trainer.spec.endpoints import SessionSpec, ToolSpec
+from trainer.spec.endpoints import OPENAI_CALL_S, SessionSpec, ToolSpec
+from trainer.spec.graders import GraderSpec, grader_for_trial
 from trainer.spec.job import Reinforcement
 from trainer.spec.operator.config import Operator
 from trainer.types import Task, ToolCall, ToolSchema
@@ -31,6 +33,8 @@ from trainer.types import Task, ToolCall, ToolSchema
 TRACE_ID = f"trace_dry_run_{secrets.token_hex(8)}"
 """New in each process: a server that deduplicates calls by their key must not take this one for an old call."""
 PROBE_TIMEOUT_S = 10.0
+UNANSWERED = "unanswered_trial_call"
+"""The code of the only problem that is a warning."""
 CODES = {"refused": "endpoint_refused", "redirect": "wrong_path", "forbidden_address": "forbidden_address"}
 TOKEN_REMEDY = (
     "put its token into `headers`: all of the value, such as `Bearer ${NAME}`, with NAME from the environment"
@@ -40,7 +44,8 @@ TOKEN_REMEDY = (
 async def dry_run_problems(reinforcement: Reinforcement, tasks: Sequence[Task], operator: Operator) -> list[Problem]:
     """The problems that one call of each tool and of the graders shows, inside a session if the job has one.
 
-    Each call may take as long as its `timeout_s` allows.
+    Each call may take as long as its `timeout_s` allows, but at most ten minutes. A problem with the code `UNANSWERED`
+    is a warning: the endpoint may be working on a call that takes longer.
     """
     if reinforcement.session is None:
         return await _first_calls(reinforcement, tasks, operator)
@@ -58,7 +63,11 @@ async def _first_calls(reinforcement: Reinforcement, tasks: Sequence[Task], oper
         for i, tool in enumerate(reinforcement.tools)
         if tool.name in offered
     ]
-    results = await asyncio.gather(*calls, _try_grader(reinforcement, tasks[0], operator))
+    calls.append(_try_grader(GRADER, reinforcement.grader, reinforcement, tasks[0], operator))
+    if (held_out := reinforcement.held_out_grader) is not None:
+        without_guards = reinforcement.model_copy(update={"guards": ()})
+        calls.append(_try_grader(HELD_OUT, held_out, without_guards, tasks[0], operator))
+    results = await asyncio.gather(*calls)
     return [problem for problem in results if problem is not None]
 
 
@@ -67,15 +76,17 @@ async def _in_a_session(
 ) -> list[Problem]:
     """The problems of a session and of the calls in it; without a session, the tools cannot be called."""
     events: list[str] = []
-    book = SessionBook(spec, None, operator, tell=events.append, signer=signer_of(reinforcement))
+    trial = spec.for_trial()
+    book = SessionBook(trial, None, operator, tell=events.append, signer=signer_of(reinforcement))
     try:
         await book.start(TRACE_ID, tasks[0].item)
         problems = await _first_calls(reinforcement, tasks, operator)
     except RftError as error:
         wanted = "make it answer any JSON with status 200 when the session is ready"
-        problems = [_failed(error, "session_failed", f"{SESSION}.start_url", f"{SESSION}.headers", wanted)]
+        may_take_s, field = spec.timeout_s, f"{SESSION}.start_url"
+        problems = [_failed(error, "session_failed", field, f"{SESSION}.headers", wanted, may_take_s)]
     finally:
-        left = await book.close("dry_run", deadline_s=spec.timeout_s)
+        left = await book.close("dry_run", deadline_s=trial.timeout_s)
     failed = [kind for kind in book.stats()["errors"] if kind.startswith("end_")]
     if (left or failed) and not problems:
         kind = failed[0].removeprefix("end_") if failed else "deadline"
@@ -88,14 +99,13 @@ async def _in_a_session(
 async def _try_tool(
     field: str, tool: ToolSpec, schema: ToolSchema, task: Task, operator: Operator, signer: Signer | None
 ) -> Problem | None:
-    dispatcher = Dispatcher([tool], operator, signer=signer)
+    dispatcher = Dispatcher([tool.for_trial()], operator, signer=signer)
     call = example_call(schema)
     try:
         (result,) = await dispatcher.call_turn(TRACE_ID, task.item, [call])
     except RftError as error:
-        return _failed(
-            error, "tool_failed", f"{field}.server_url", f"{field}.headers", 'make it answer {"output": "..."}'
-        )
+        wanted = 'make it answer {"output": "..."}'
+        return _failed(error, "tool_failed", f"{field}.server_url", f"{field}.headers", wanted, tool.timeout_s)
     finally:
         await dispatcher.close()
     if result.error is not None:
@@ -105,26 +115,40 @@ async def _try_tool(
     return None
 
 
-async def _try_grader(reinforcement: Reinforcement, task: Task, operator: Operator) -> Problem | None:
-    pool = GraderPool.of(reinforcement, operator)
+async def _try_grader(
+    field: str, grader: GraderSpec, reinforcement: Reinforcement, task: Task, operator: Operator
+) -> Problem | None:
+    """The problem of one grade by `grader` and the guards."""
+    guards = [guard.model_copy(update={"grader": grader_for_trial(guard.grader)}) for guard in reinforcement.guards]
+    pool = GraderPool(
+        grader_for_trial(grader), operator=operator.for_trial(), guards=guards, signer=signer_of(reinforcement)
+    )
     try:
-        grade = await pool.grade(example_sample(reinforcement, task), task.item, TRACE_ID)
+        await pool.grade(example_sample(reinforcement, task), task.item, TRACE_ID)
     except RftError as error:
         wanted = 'make it answer {"score": number} for any sample, also for an empty one'
+        if field == HELD_OUT:  # rollouts would not fail, but there would be no held-out grade
+            wanted = "fix it, or leave it out"
         if reinforcement.response_format is None and "output_json" in str(error.details.get("path")):
             wanted = "set response_format to a JSON schema: without it there is no output_json"
-        return _failed(error, "grader_failed", GRADER, f"{GRADER}.headers", wanted)
+        graders = [grader, *(guard.grader for guard in reinforcement.guards)]
+        may_take_s = max(grade_deadline_s(spec, operator) - GRACE_S for spec in graders)
+        return _failed(error, "grader_failed", field, f"{field}.headers", wanted, may_take_s)
     finally:
         await pool.close()
-    if grade.held_out_error:  # rollouts would not fail, but there would be no held-out grade
-        remedy = "fix it, or leave it out"
-        return Problem("grader_failed", HELD_OUT, grade.held_out_error, remedy)
     return None
 
 
-def _failed(error: RftError, code: str, field: str, headers: str, wanted: str) -> Problem:
-    """The problem of a failed call, with the remedy of its kind of failure, by default `wanted`."""
+def _failed(error: RftError, code: str, field: str, headers: str, wanted: str, may_take_s: float) -> Problem:
+    """The problem of a failed call, with the remedy of its kind of failure, by default `wanted`.
+
+    `may_take_s` is the endpoint's own deadline, which may be beyond that of the trial call.
+    """
     kind = str(error.details.get("kind"))
+    has_one_request = error.details.get("attempts") == 1  # it was accepted, and neither rejected nor lost
+    if kind == "deadline" and has_one_request and may_take_s > OPENAI_CALL_S:
+        message = f"the trial call was not answered within {OPENAI_CALL_S:g} s, and a call may take {may_take_s:g} s"
+        return Problem(UNANSWERED, field, message, "check the endpoint's log to see whether it works on the call")
     if kind == "refused":
         return Problem(CODES[kind], headers, error.message, TOKEN_REMEDY)
     return Problem(CODES.get(kind, code), field, error.problem, error.remedy or wanted)

@@ -13,7 +13,7 @@ from actors.grading.pool import GraderPool
 from actors.grading.slots import Slot, TrialSlots
 from cluster.preflight.form_check import check_grader
 from cluster.stores.keys import ApiKey
-from trainer.spec.graders import EndpointGrader, GraderSpec, MultiGrader
+from trainer.spec.graders import GraderSpec, grader_for_trial
 from trainer.spec.operator.config import Operator
 
 
@@ -21,8 +21,7 @@ class Trials:
     """What the operator lets clients try."""
 
     def __init__(self, operator: Operator, slots: TrialSlots | None = None) -> None:
-        models = {name: model.for_trial() for name, model in operator.models.items()}
-        self.operator = operator.model_copy(update={"models": models})
+        self.operator = operator.for_trial()
         self.slots = slots or TrialSlots(operator.limits.max_trial_calls)
 
     def slot(self, key: ApiKey) -> Slot:
@@ -36,7 +35,7 @@ class Trials:
             InvalidJob: it is invalid or not allowed.
         """
         await self.check(spec)
-        return GraderPool(_for_trial(spec), operator=self.operator, slot=self.slot(key))
+        return GraderPool(grader_for_trial(spec), operator=self.operator, slot=self.slot(key))
 
     async def check(self, spec: GraderSpec) -> None:
         """Check a grader without calling anything.
@@ -45,17 +44,3 @@ class Trials:
             InvalidJob: it is invalid or not allowed.
         """
         await asyncio.to_thread(check_grader, spec, self.operator)
-
-
-def _for_trial(spec: GraderSpec) -> GraderSpec:
-    """Return the grader with the deadlines of a trial."""
-    match spec:
-        case EndpointGrader():
-            return spec.for_trial()
-        case MultiGrader():
-            parts = {
-                name: part.for_trial() if isinstance(part, EndpointGrader) else part
-                for name, part in spec.graders.items()
-            }
-            return spec.model_copy(update={"graders": parts})
-    return spec

@@ -118,6 +118,23 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             "Fix the path of the URL; redirects are not followed.",
             stops_accepted=True,
         ),
+        "unanswered_trial_call": CheckCode(
+            "A warning. The check calls each endpoint once and waits at most ten minutes. The endpoint accepted this "
+            "call and did not answer, but its `timeout_s` is longer, so it may still be working: the check cannot tell "
+            "a long call from a server that hangs.",
+            "Read the endpoint's log. If it should answer the example call soon, look for what it waits for; if such "
+            "a call takes long, nothing is wrong.",
+            stops_accepted=False,
+        ),
+        "short_rollout_timeout": CheckCode(
+            "A warning. A call may take longer than the rollout that waits for it. Tool calls count as the time of a "
+            "rollout (`limits.rollout_timeout_s`); session starts and grades count as waiting, whose limit is six "
+            "times as long. A rollout above its limit is discarded although its call was answered, and the work of "
+            "that call is lost.",
+            "Raise `limits.rollout_timeout_s` above the longest call, with time for the model and the other calls of "
+            "a rollout; or lower the endpoint's `timeout_s`, so that a call that hangs is given up earlier.",
+            stops_accepted=False,
+        ),
         "tool_failed": CheckCode(
             "A tool did not answer the one call that the check makes with example values, or the answer is not what "
             "the contract says. In a run such a rollout is discarded, not graded as wrong.",

@@ -225,6 +225,16 @@ class MultiGrader(GraderBase):
 GraderSpec = Annotated[SingleGrader | MultiGrader, Field(discriminator="type")]
 
 
+def grader_for_trial(spec: GraderSpec) -> GraderSpec:
+    """Return the grader with endpoints that have the deadline of a trial call; judges are the operator's."""
+    match spec:
+        case EndpointGrader():
+            return spec.for_trial()
+        case MultiGrader():
+            return spec.model_copy(update={"graders": {k: grader_for_trial(part) for k, part in spec.graders.items()}})
+    return spec
+
+
 class GuardSpec(Strict):
     """A gate against reward hacking: behaviour whose reward does not depend on the grade."""
 

@@ -176,6 +176,10 @@ class Operator(Strict):
         """Everything besides public addresses that endpoints of a job may have."""
         return self.allowed_networks + self._job_endpoints
 
+    def for_trial(self) -> Operator:
+        """Return a copy whose judges and embedding models have the deadline of a trial call."""
+        return self.model_copy(update={"models": {name: model.for_trial() for name, model in self.models.items()}})
+
     def with_job_endpoints(self, endpoints: Iterable[Allowed]) -> Operator:
         """Return a copy that also allows `endpoints`, those of a job that the operator runs.
 

@@ -102,3 +102,24 @@ def test_names_that_the_models_own_form_of_calls_cannot_hold_are_told(tmp_path: 
     ours, models = told(rows("a", tools=[tool("a>b"), tool("cat")]), {"tools": served}, renderer)
     assert "OpenAI's API" in ours
     assert "'a>b' are not read in the form in which this model writes them" in models
+
+
+def test_calls_that_may_outlast_their_rollout_are_told() -> None:
+    served = [
+        {"name": "build", "server_url": "http://localhost", "timeout_s": 18_000},
+        {"name": "cat", "server_url": "http://localhost", "timeout_s": 600},
+    ]
+    endpoint = {"type": "endpoint", "url": "http://localhost", "timeout_s": 3_601}
+    multi = {"type": "multi", "graders": {"mine": endpoint}, "calculate_output": "mine"}
+    session = {"start_url": "http://localhost", "timeout_s": 3_600}
+    reinforcement = {"tools": served, "grader": multi, "session": session}
+    offered = rows("a", tools=[tool("build"), tool("cat")])
+    of_tool, of_grader = told(offered, reinforcement)
+    assert of_tool == (
+        "method.reinforcement.tools[0].timeout_s: 18000 s is longer than limits.rollout_timeout_s (600 s), so a "
+        "rollout with such a call is discarded; set limits.rollout_timeout_s to more than 18000, or lower timeout_s "
+        "[short_rollout_timeout]"
+    )
+    assert of_grader.startswith("method.reinforcement.grader.graders.mine.timeout_s: 3601 s is longer than the 3600 s")
+    assert "more than 601" in of_grader
+    assert told(offered, reinforcement | {"limits": {"rollout_timeout_s": 18_001}}) == []
