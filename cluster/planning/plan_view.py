@@ -31,15 +31,17 @@ STOP_TIMES = ("checkpoint_bytes", "write_bytes_per_s", "checkpoint_s", "update_s
 
 
 def request_of_file(path: Path, nodes: Sequence[Node]) -> Request:
-    """What is to be planned for a job file. Its endpoints, data files and environment variables may be missing.
+    """Read what is to be planned from a job file. Its endpoints and data files may be missing.
+
+    Environment variables may be missing too, except those of required settings such as `model` and `training_file`.
 
     Raises:
-        InvalidJob: the job file or its model has mistakes.
+        InvalidJob: The job file or its model has errors.
     """
     job, problems = read_job(path)
-    problems = [problem for problem in problems if problem.code != "missing_variable"]
     model = None
     if job is not None:
+        problems = [problem for problem in problems if problem.code != "missing_variable"]
         model, wrong = read_folder(job.model)
         problems += wrong
     if job is None or model is None or problems:

@@ -21,6 +21,7 @@ from trainer.spec.reader import KeyPath, ParsedFile, Variables, fill_in, read_so
 _TRUNCATED_SAMPLING = ("top_p", "top_k", "min_p")
 _GRADER: KeyPath = ("method", "reinforcement", "grader")
 _TOOLS: KeyPath = ("method", "reinforcement", "tools")
+_OPTIONAL_SECTIONS = [("method", "reinforcement", name) for name in ("session", "guards", "held_out_grader")]
 _DUMMY_GRADER = {"type": "string_check", "input": "", "reference": "", "operation": "eq"}
 _DUMMY_URL = "http://dummy.invalid"
 TEMPLATE: KeyPath = ("model_options", "chat_template")
@@ -136,7 +137,9 @@ def _truncated_sampling(path: KeyPath) -> tuple[str, str, str] | None:
 def _without(raw: Any, invalid: Sequence[KeyPath]) -> JobSpec | None:
     """The job without its invalid parts, or None.
 
-    Invalid graders and tools are replaced by dummies, since their absence would be reported as further problems.
+    An invalid grader and invalid tools are replaced by dummies, since their absence would be reported as further
+    problems. An invalid session, invalid guards and an invalid held-out grader are left out entirely, since the job is
+    valid without them but not without some of their keys.
     """
     rest: Any = copy.deepcopy(raw)
     method = rest.get("method")
@@ -151,7 +154,7 @@ def _without(raw: Any, invalid: Sequence[KeyPath]) -> JobSpec | None:
         elif path == _TOOLS and isinstance(reinforcement["tools"], list):  # duplicated names
             reinforcement["tools"] = list({tool["name"]: tool for tool in reinforcement["tools"]}.values())
         else:
-            _remove(rest, path)
+            _remove(rest, path[:3] if path[:3] in _OPTIONAL_SECTIONS else path)
     try:
         return JobSpec.model_validate(rest)
     except ValidationError:

@@ -55,6 +55,14 @@ def test_a_job_with_mistakes_is_not_planned(tmp_path: Path) -> None:
         plan_of_file(path, TWO)
 
 
+def test_a_job_whose_model_is_a_missing_variable_is_refused_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text((LEDGER / "job.yaml").read_text().replace("model: base", "model: ${AGENT_RFT_NO_SUCH_MODEL}"))
+    with pytest.raises(InvalidJob) as raised:
+        plan_of_file(path, TWO)
+    assert "model" in {problem.field for problem in raised.value.problems}
+
+
 def test_parameters_are_counted_from_the_headers_of_the_weights() -> None:
     model, problems = read_folder(str(LEDGER / "base"))
     assert problems == []
