@@ -1,10 +1,15 @@
-"""Weight sync by one broadcast from the learner's rank 0 to all engines, from GPU to GPU, without the object store.
+"""Weight sync by broadcast: learner rank 0 sends each bucket to all engines at once.
 
-Generation pauses for the whole transfer, since there is no memory to stage buckets in. What a broadcast cannot do goes
-through the object store as in WeightSync: an engine that joins late catches up from the last version's buckets. The
-group is formed again whenever the set of engines has changed, and after each failure. **Between GPUs, over NCCL, this
-has never been run**; there, a member that dies during a transfer ends the process of every other member after a
-timeout, the learner's too, which then starts again. Over gloo, between CPUs, only engines are lost, and replaced.
+As in WeightSync, each bucket is first gathered into host memory and stored in Ray's object store. Rank 0 reads it back,
+copies it to its device and broadcasts it. Only the engines do without the object store and shared memory: they receive
+the bucket on their own devices. Generation pauses for the entire transfer, because buckets are not staged.
+
+An engine that joins late, or any engine while no group can be formed, loads the version from the object store. The
+group is formed again whenever the set of engines has changed, and after each failure.
+
+**Between GPUs, over NCCL, this has never been run.** With NCCL, a member that dies during a transfer ends the process
+of every other member after a timeout, including the learner's, which then restarts. With gloo, between CPUs, only
+engines are lost, and they are replaced.
 """
 
 from __future__ import annotations
@@ -20,24 +25,24 @@ from trainer.errors import EngineFailed
 
 
 class BroadcastSource(WeightSource, Protocol):
-    """What a broadcast needs of the learner group."""
+    """Methods of the learner group that a broadcast uses."""
 
     async def meeting_point(self) -> str:
-        """A free host:port at rank 0, where a group can be formed."""
+        """Return a free host:port at rank 0, where a group can be formed."""
 
     async def open_broadcast(self, address: str, size: int) -> None:
-        """Let rank 0 join a group of `size`; returns when all members have joined."""
+        """Let rank 0 join a group of `size` processes; returns when all members have joined."""
 
     async def send(self, bucket: Any) -> None:
-        """Let rank 0 broadcast a bucket that it gathered.
+        """Let rank 0 broadcast `bucket`, a reference from `gather_bucket` to bytes in the object store.
 
         Raises:
-            EngineFailed: a member of the group is lost.
+            EngineFailed: A member of the group is lost.
         """
 
 
 class BroadcastSync(WeightSync):
-    """The transport by broadcast.
+    """Weight sync that broadcasts the buckets from learner rank 0.
 
     `workers_per_engine` is the tensor-parallel size: each worker process of an engine is a member of the group.
     """
@@ -55,7 +60,7 @@ class BroadcastSync(WeightSync):
         self._members = []
 
     async def deliver(self, published: Published, workers: Sequence[Any]) -> list[float | EngineFailed]:
-        """As WeightSync.deliver; if no group can be formed, this version goes through the object store."""
+        """As WeightSync.deliver; if no group can be formed, engines load this version from the object store."""
         if not workers or not await self._formed(workers):
             return await super().deliver(published, workers)
         layouts = [layout for _, layout in published.buckets]

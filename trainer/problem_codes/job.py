@@ -413,8 +413,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted=True,
         ),
         "broadcast_on_shared_gpus": CheckCode(
-            "`cluster.weight_transport: broadcast` sends weights from GPU to GPU, and NCCL does not connect two "
-            "processes on the same one.",
+            "`cluster.weight_transport: broadcast` uses NCCL between the GPUs of learner rank 0 and of the engines. "
+            "NCCL does not connect two processes on the same GPU.",
             "Use `object_store`, which engines and ranks that share a GPU need.",
             stops_accepted=True,
         ),

@@ -364,9 +364,10 @@ class ClusterSpec(Strict):
     `context_length` itself. A sequence that is longer than a given number is computed alone. Lower it if a rank runs
     out of memory; the result is the same up to rounding."""
     weight_transport: Literal["object_store", "broadcast"] = "object_store"
-    """How new weights reach the engines: object_store (through Ray's object store, while engines go on) or broadcast
-    (one broadcast from GPU to GPU while they pause; not yet tested between GPUs). An adapter (`algorithm.lora`) always
-    goes through the object store."""
+    """How engines get new weights, which the learner first gathers into Ray's object store: object_store (each engine
+    copies them from there while it samples, and pauses only to load them) or broadcast (learner rank 0 sends them to
+    all engines at once while these pause; not yet run between GPUs). An adapter (`algorithm.lora`) always uses
+    object_store."""
     checkpoint_interval: CheckpointInterval = CheckpointInterval()
     """When checkpoints are saved from which a lost run goes on, apart from validations. Like all of `cluster` it may be
     changed on resume."""
