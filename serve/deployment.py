@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -35,6 +36,7 @@ from cluster.ray_cluster.session import is_local, job_server_of
 from cluster.stores.job_store import JobStore
 from serve.console import static
 from serve.host.listener import STOP_S, listening
+from serve.host.server_log import ServerLog
 from serve.host.services import Services
 from serve.host.state import ServerState, StateLocations
 from serve.http.access_log import AccessLog
@@ -100,6 +102,8 @@ class Api:
         Raises:
             RftError: the folder, the database or the operator's file cannot be used.
         """
+        replica = ray_serve.get_replica_context().rank.rank
+        logging.getLogger().addHandler(ServerLog.of_replica(Path(args.folder), replica))
         operator = load_operator(None if args.config is None else Path(args.config), Path(args.folder))
         locations = StateLocations.of_folder(Path(args.folder))
         state = ServerState(locations, operator)
@@ -107,7 +111,6 @@ class Api:
         settings = driver_settings(locations, state.database.url, args.config, address)
         hosting = RayServeModels(operator.engines, EngineResources.of(operator.engines, ray.cluster_resources()))
         launcher = RayLauncher(settings, job_server_of(address))
-        replica = ray_serve.get_replica_context().rank.rank
         recorder = start_telemetry(MetricsAddress.of("api", local=is_local(address)), f"api-{replica}")
         recorder.add(JobStore(state.database).live)
         access_log = AccessLog(locations.folder / "logs" / f"access-{replica}.jsonl")

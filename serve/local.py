@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -22,6 +23,7 @@ from ray.serve.schema import LoggingConfig
 from cluster.ray_cluster.session import end_leftover, job_cluster
 from cluster.run.signals import Signals
 from serve.host.listener import KEEP_ALIVE_S, reserved_port
+from serve.host.server_log import LogFollower
 from serve.host.state import ServerState, StateLocations
 from trainer.errors import RftError
 from trainer.spec.operator.config import Operator
@@ -61,7 +63,10 @@ def run_server(
         if token is not None:
             tell(f"API key (shown only once): {token}")
         # The API's modules take as long to import as Ray takes to start: both at the same time.
-        with job_cluster(address, note, meanwhile=partial(import_module, "serve.deployment")):
+        with (
+            job_cluster(address, note, meanwhile=partial(import_module, "serve.deployment")),
+            LogFollower(locations.folder, _to_stderr),
+        ):
             from serve.deployment import APP, Settings
             from serve.inference.model_apps import only_models_left, remove_models
 
@@ -75,7 +80,10 @@ def run_server(
             path = None if config is None else str(config.resolve())
             deploy(Settings(folder=str(locations.folder.resolve()), config=path, listen=listen))
             shown = f"[{host}]" if ":" in host else host
-            asyncio.run(_until_signal(lambda: tell(f"serving at http://{shown}:{port}/v1 (docs at /docs)")))
+            ready = (
+                f"serving at http://{shown}:{port}/v1 (docs at /docs)\nthe console is ready at http://{shown}:{port}/"
+            )
+            asyncio.run(_until_signal(partial(tell, ready)))
             if address is None:
                 ray_serve.delete(APP)  # finishes the requests in progress; all else ends with the cluster
             else:
@@ -115,6 +123,11 @@ def deploy(settings: Settings) -> None:
         ray_serve.run(build(settings), name=APP, route_prefix="/")
     except RuntimeError as error:
         raise RftError(f"the API did not start: {error}") from error
+
+
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
 
 
 async def _until_signal(ready: Callable[[], None]) -> None:

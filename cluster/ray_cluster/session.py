@@ -6,7 +6,6 @@ import ctypes
 import json
 import logging
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -101,7 +100,7 @@ def job_cluster(
 ) -> Iterator[None]:
     """Connect to a cluster that accepts Ray jobs: the one at `address`, or a new local one.
 
-    A local cluster ends with this process, even if it is killed, and requires a token (`restart_with_token`).
+    A local cluster ends with this process, even if it is killed, and requires a token (see `own_token`).
 
     Args:
         address: HOST:PORT of a running cluster; None starts a local one.
@@ -205,16 +204,6 @@ def dashboard_address() -> str | None:
     """host:port of the dashboard of the cluster that we are connected to, None if it has none."""
     address: str | None = ray._private.worker.get_dashboard_url()
     return address or None
-
-
-def restart_with_token() -> None:
-    """Restart this program with a new token for its local cluster, unless it has one already.
-
-    Setting the variables in this process would be too late, because Ray reads them on import.
-    """
-    if "RAY_AUTH_TOKEN" not in os.environ:
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        os.execv(sys.executable, sys.orig_argv)
 
 
 def _wait_for_head(head: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> None:

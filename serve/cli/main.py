@@ -370,17 +370,19 @@ def serve_command(
     config: ConfigFile = None,
 ) -> None:
     """Serve OpenAI's API on this cluster until stopped by a signal. The first start prints an API key."""
-    from cluster.ray_cluster.session import restart_with_token
+    from cluster.ray_cluster.own_token import restart_with_token
 
     if address is None:
         restart_with_token()  # first, since it may start this process again
+    # Flushed: scripts that start the server wait for these lines.
+    tell = partial(print, flush=True)
+    where = f"a free port of {host}" if port == 0 else f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+    tell(f"starting the server at {where}, which takes about half a minute")
     operator = read_operator(config)
     from serve.host.state import StateLocations
     from serve.local import run_server
     from trainer.spec.operator.config_file import config_path
 
-    # Flushed: scripts that start the server wait for these lines.
-    tell = partial(print, flush=True)
     locations = StateLocations(folder, database, files)
     run_server(locations, operator, host, port, address, tell, config_path(config))
 

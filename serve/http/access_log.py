@@ -6,11 +6,11 @@ It has no bodies, no queries, no addresses of clients and no ids of objects, onl
 from __future__ import annotations
 
 import json
-import os
-import threading
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+from serve.http.bounded_log import BoundedLog
 
 MAX_BYTES = 64 * 2**20
 """Size at which a file becomes `*.1`, replacing the one before it."""
@@ -35,35 +35,13 @@ def now() -> str:
 
 
 class AccessLog:
-    """Appends to a file that only its owner can read; a full disk loses lines, not requests."""
+    """Appends requests to a bounded file."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
-        self._path = path
-        self._max_bytes = max_bytes
-        self._lock = threading.Lock()
-        self._file = -1
-        self._size = 0
+        self._lines = BoundedLog(path, max_bytes)
 
     def write(self, access: Access) -> None:
-        line = json.dumps(asdict(access)).encode() + b"\n"
-        with self._lock:
-            try:
-                if self._size + len(line) > self._max_bytes:
-                    self._close()
-                    os.replace(self._path, self._path.with_name(f"{self._path.name}.1"))
-                if self._file < 0:
-                    self._path.parent.mkdir(mode=0o700, exist_ok=True)
-                    self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-                    self._size = os.fstat(self._file).st_size
-                self._size += os.write(self._file, line)
-            except OSError:
-                self._close()
-
-    def _close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-        self._file, self._size = -1, 0
+        self._lines.write(json.dumps(asdict(access)).encode() + b"\n")
 
     def close(self) -> None:
-        with self._lock:
-            self._close()
+        self._lines.close()

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request
 from fastapi_offline import FastAPIOffline
 
 from actors.runtime.recorder import Recorder
@@ -14,7 +14,7 @@ from serve.http.access_log import AccessLog
 from serve.http.audit import Auditor
 from serve.http.auth import KEY_CACHE_S, Authenticator, KeyFinder, RateLimit
 from serve.http.deadlines import DEADLINES, Deadlines
-from serve.http.errors import ErrorBody, install_handlers
+from serve.http.errors import PREFIX, ErrorBody, base_url, install_handlers
 from serve.http.frame import Frame
 from trainer.spec.operator.config import ServerLimits
 
@@ -73,7 +73,11 @@ def create_app(
     )
     install_handlers(app)
     for router in routers:
-        app.include_router(router, prefix="/v1", responses={"4XX": {"model": ErrorBody}})
+        app.include_router(router, prefix=PREFIX, responses={"4XX": {"model": ErrorBody}})
+
+    @app.get(PREFIX, include_in_schema=False)
+    async def root(request: Request) -> dict[str, str]:
+        return {"message": "This is the base URL for clients.", "base_url": base_url(request), "docs": "/docs"}
 
     @app.get("/health", include_in_schema=False)
     async def health() -> dict[str, str]:

@@ -13,16 +13,19 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from actors.runtime.fair_slots import NoSlot
 from cluster.jobs.remedies import for_client
 from trainer.errors import InvalidJob, UserError
 from trainer.spec.reader import field_name, key_path_of
 
+PREFIX = "/v1"
+"""Where the routes of the API begin."""
 MAX_MESSAGE_CHARS = 2_000
 MAX_PARAM_CHARS = 200
 SHOWN_MISTAKES = 5
-INTERNAL = "Internal server error. The server's log has the details under the id of this request."
+INTERNAL = "Internal server error. The server's log (logs/server-0.log in its folder) has the id of this request."
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _MESSAGES = {
     404: "Unknown URL: {method} {path}",
@@ -158,9 +161,21 @@ def _of_http(request: Request, error: HTTPException) -> ApiError:
     status = 400 if error.status_code == 422 else error.status_code
     form = _MESSAGES.get(status, str(error.detail))
     message = form.format(method=request.method, path=_cut(request.url.path, 200))
+    if status == 404 and _is_route_without_prefix(request):
+        message += f". The API is below {PREFIX}: set the base URL to {_cut(base_url(request), MAX_PARAM_CHARS)}"
     code = {404: "unknown_url", 405: "method_not_allowed", 413: "too_large"}.get(status)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return ApiError(status, message, code=code, type=kind, headers=error.headers)
+
+
+def base_url(request: Request) -> str:
+    """Return the base URL for clients, by the host that the request names."""
+    return str(request.base_url).rstrip("/") + PREFIX
+
+
+def _is_route_without_prefix(request: Request) -> bool:
+    scope = {**request.scope, "path": PREFIX + request.url.path}
+    return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
 
 
 def _cut(text: str, limit: int) -> str:

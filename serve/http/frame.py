@@ -86,7 +86,7 @@ class Frame:
         given = headers.get("x-request-id", "")
         request_id = given if _PLAIN_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
         scope.setdefault("state", {})["request_id"] = request_id
-        start, status, started, ended = time.monotonic(), NO_ANSWER, False, False
+        start, status, started, ended, logged = time.monotonic(), NO_ANSWER, False, False, False
         arrived = now()
 
         async def send_with_id(message: Message) -> None:
@@ -113,12 +113,15 @@ class Frame:
             _log.info("%s: the client disconnected", request_id)
         except Exception:
             # The only handler of unexpected exceptions: the cause goes to the log, not to the client.
+            logged = True
             _log.exception("%s: %s %s failed", request_id, scope["method"], scope["path"])
             if started:
                 raise
             await response_of(internal_error())(scope, receive, send_with_id)
         finally:
             held.close()
+            if status >= 500 and not logged:
+                _log.error("%s: %s %s was answered with %d", request_id, scope["method"], scope["path"], status)
             took_s = time.monotonic() - start
             self._recorder.record(f"api_request_s/{status}/{_method(scope)}/{_route(scope)}", took_s)
             if self._access_log is not None:

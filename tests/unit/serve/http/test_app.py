@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any
 from unittest import TestCase
 
@@ -272,3 +274,52 @@ async def test_health_and_the_openapi_page_need_no_key_and_openai_headers_are_ac
     async with client_of([router()]) as client:
         headers = {"OpenAI-Organization": "org", "OpenAI-Project": "project"}
         assert (await client.get("/v1/things", headers=headers)).status_code == 200
+
+
+async def test_base_url_answers_with_the_address_to_use() -> None:
+    async with client_of([router()]) as client:
+        answer = await client.get("/v1")
+        assert answer.status_code == 200
+        assert answer.json()["base_url"] == str(client.base_url).rstrip("/") + "/v1"
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/things"), ("POST", "/things"), ("DELETE", "/things/a")])
+async def test_route_without_its_prefix_is_answered_with_the_base_url(method: str, path: str) -> None:
+    async with client_of([router()]) as client:
+        answer = await client.request(method, path)
+        error = error_of(answer)
+        assert (answer.status_code, error["code"]) == (404, "unknown_url")
+        assert error["message"].endswith(f"set the base URL to {str(client.base_url).rstrip('/')}/v1")
+        other = error_of(await client.request(method, "/nowhere"))
+        assert "base URL" not in other["message"]
+
+
+@pytest.fixture
+def records() -> Iterator[list[str]]:
+    """The messages that the server logs."""
+    found: list[str] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    logger, handler = logging.getLogger("agent_rft.serve"), Collect()
+    logger.addHandler(handler)
+    yield found
+    logger.removeHandler(handler)
+
+
+async def test_each_failed_request_has_one_record_in_the_log(records: list[str]) -> None:
+    routes = router()
+
+    @routes.get("/full")
+    async def full(key: Reader) -> None:
+        raise ApiError(503, "The model is being started.", code="model_unavailable", type="server_error")
+
+    async with client_of([routes]) as client:
+        for path, status in (("/v1/broken", 500), ("/v1/full", 503), ("/v1/nowhere", 404), ("/v1/things", 200)):
+            records.clear()
+            answer = await client.get(path)
+            assert answer.status_code == status
+            assert len(records) == (status >= 500)
+            assert all(answer.headers["x-request-id"] in record for record in records)

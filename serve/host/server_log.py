@@ -1,0 +1,134 @@
+"""The server's own log: what failed, with request ids and tracebacks, without secrets, in files of bounded size.
+
+Each replica of the API writes `logs/server-N.log` in the server's folder. `agent-rft serve` copies new records to its
+standard error, because the replicas are processes of Ray whose output goes to Ray's session folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO
+
+from cluster.records.redact import REDACTED, plain
+from serve.http.bounded_log import BoundedLog
+
+FOLDER, PATTERN = "logs", "server-*.log"
+MAX_BYTES = 16 * 2**20
+MAX_RECORD_CHARS = 16_000
+"""A record keeps its beginning and its end, where the request and the cause are."""
+POLL_S = 0.5
+CHUNK_BYTES = 1 << 20
+
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|DATABASE", re.IGNORECASE)
+MIN_SECRET_CHARS = 8
+"""Shorter values of variables with such names are numbers and switches, not secrets."""
+_SECRETS = re.compile(
+    r"(?P<bearer>\b(?:bearer|basic)\s+)[^\s'\",)\\]+"
+    r"|(?P<key>\b(?:sk|whsec)[-_])[\w+/=-]{6,}"
+    # Values that pydantic and FastAPI quote from a request or a stored job, such as headers.
+    r"|(?P<pydantic>input_value=).*?(?=, input_type=|$)"
+    r"|(?P<fastapi>'input': ).*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+class ServerLog(logging.Handler):
+    """Writes warnings and errors of all loggers of a process to a file.
+
+    Secrets are removed: values of the environment's secret variables, keys, credentials in URLs, and input that a
+    validation error quotes. SQL parameters never arrive here, since the database engine hides them.
+    """
+
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES, environment: Mapping[str, str] = os.environ) -> None:
+        super().__init__(logging.WARNING)
+        self._lines = BoundedLog(path, max_bytes)
+        self._values = sorted(
+            {value for name, value in environment.items() if _SECRET_NAME.search(name)}, key=len, reverse=True
+        )
+
+    @classmethod
+    def of_replica(cls, folder: Path, replica: int) -> ServerLog:
+        """Return the log of a replica of the server in `folder`."""
+        return cls(folder / FOLDER / f"server-{replica}.log")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.write(self.format(record).encode(errors="replace") + b"\n")
+        except Exception:  # noqa: BLE001 - a value that cannot be formatted must not fail the request
+            self.handleError(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        text = f"{time} {record.levelname} {record.name}: {logging.Formatter().format(record)}"
+        for value in self._values:
+            if len(value) >= MIN_SECRET_CHARS:
+                text = text.replace(value, REDACTED)
+        text = _SECRETS.sub(lambda found: f"{found[found.lastgroup or 0]}{REDACTED}", text)
+        text = str(plain(text))
+        if len(text) > MAX_RECORD_CHARS:
+            half = MAX_RECORD_CHARS // 2
+            text = f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"
+        return text
+
+    def close(self) -> None:
+        self._lines.close()
+        super().close()
+
+
+class LogFollower:
+    """Context manager that copies what is added to a server's logs to `write`, in a thread of its own.
+
+    A `write` that raises OSError or ValueError, such as that of a closed terminal, ends the copying and nothing else.
+    """
+
+    def __init__(self, folder: Path, write: Callable[[str], object], poll_s: float = POLL_S) -> None:
+        self._folder = folder / FOLDER
+        self._write = write
+        self._poll_s = poll_s
+        self._files: dict[Path, BinaryIO] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="server-log", daemon=True)
+
+    def __enter__(self) -> LogFollower:
+        for path in self._folder.glob(PATTERN):
+            with suppress(OSError):
+                self._files[path] = file = path.open("rb")
+                file.seek(0, os.SEEK_END)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+        for file in self._files.values():
+            file.close()
+
+    def _run(self) -> None:
+        with suppress(OSError, ValueError):
+            while not self._stopped.wait(self._poll_s):
+                self._copy()
+            self._copy()
+
+    def _copy(self) -> None:
+        for path in sorted(self._folder.glob(PATTERN)):
+            if path in self._files and _was_renamed(path, self._files[path]):
+                self._copy_rest(self._files[path])
+                self._files.pop(path).close()
+            if path not in self._files:
+                self._files[path] = path.open("rb")
+            self._copy_rest(self._files[path])
+
+    def _copy_rest(self, file: BinaryIO) -> None:
+        while chunk := file.read(CHUNK_BYTES):
+            self._write(chunk.decode(errors="replace"))
+
+
+def _was_renamed(path: Path, file: BinaryIO) -> bool:
+    return path.stat().st_ino != os.fstat(file.fileno()).st_ino
