@@ -38,7 +38,13 @@ async def run_check(
         out = Path(folder) / "problems.json"
         with output.open("ab") as file:
             process = await asyncio.create_subprocess_exec(
-                *command, "--check", str(out), stdin=asyncio.subprocess.PIPE, stdout=file, stderr=file, env=environment
+                *command,
+                "--check",
+                str(out),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=file,
+                stderr=file,
+                env=dict(environment),
             )
         try:
             await process.communicate(given)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from cluster.jobs.check_process import run_check
 from trainer.errors import Problem, RftError
@@ -34,6 +36,13 @@ async def run(program: str, output: Path) -> list[Problem]:
 async def test_the_problems_that_a_check_writes_are_returned(output: Path) -> None:
     program = f"from trainer.errors import Problem\nopen(OUT, 'w').write(json.dumps([dataclasses.asdict({PROBLEM!r})]))"
     assert await run(program, output) == [PROBLEM]
+
+
+def test_check_runs_on_the_event_loop_of_the_server_with_the_environment_itself(output: Path) -> None:
+    """uvloop, unlike asyncio, requires a dict of variables."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        checked = run_check(check_that("open(OUT, 'w').write('[]')"), os.environ, None, output)
+        assert runner.run(checked) == []
 
 
 async def test_a_check_that_computes_without_end_is_ended_with_a_message_that_says_so(output: Path) -> None:
