@@ -128,16 +128,29 @@ class EpisodeRunner:
         self.in_flight = InFlight()
 
     async def run(self, request: RolloutRequest) -> Rollout | Discarded:
-        """Run one rollout to its end; infrastructure failures are returned as Discarded, `UserError` is raised."""
+        """Run one rollout to its end.
+
+        Returns:
+            The graded rollout; Discarded after a failure of the infrastructure, such as a library that raises
+            `CancelledError` although nobody cancelled this task: that would end the task without an outcome.
+
+        Raises:
+            UserError: The job cannot continue, for example because an endpoint refuses its key.
+        """
         trace_id = f"trace_{secrets.token_hex(16)}"
         ended = "failed"
         try:
             outcome = await self._traced(request, trace_id)
             ended = outcome.reason if isinstance(outcome, Discarded) else "graded"
             return outcome
-        except asyncio.CancelledError:
-            ended = "cancelled"
-            raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                ended = "cancelled"
+                raise
+            ended = Discard.reason
+            message = f"a library cancelled the rollout: {error!r}"
+            return Discarded(trace_id, request.task.row_id, request.sample, ended, message)
         finally:
             self.in_flight.leave(trace_id)
             if self._sessions is not None:

@@ -154,6 +154,20 @@ async def test_a_rollout_that_is_cancelled_in_any_stage_ends_its_session(rendere
     assert episode.sessions[-1] == "cancelled"
 
 
+@pytest.mark.parametrize("stage", ["start", "generate", "call_tools", "grade"])
+async def test_rollout_is_discarded_when_a_library_raises_cancelled_error(renderer: Renderer, stage: str) -> None:
+    episode = ScriptedEpisode(renderer, call("a"), "1")
+
+    async def cancel(*args: Any, **options: Any) -> Any:
+        raise asyncio.CancelledError("pool closed")
+
+    setattr(episode, stage, cancel)
+    outcome = await episode.runner().run(REQUEST)
+    assert isinstance(outcome, Discarded)
+    assert outcome.reason == "other" and "a library cancelled the rollout" in outcome.message
+    assert "pool closed" in outcome.message and episode.sessions[-1] == "other"
+
+
 @pytest.mark.parametrize(
     ("stage", "named"),
     [("start", "session start"), ("generate", "sampling"), ("call_tools", "tool calls"), ("grade", "grading")],
