@@ -38,7 +38,7 @@ def allow_own_endpoints(
     """Return `operator`, which also allows the endpoints of `job` if the command starts its own Ray cluster.
 
     Host names are resolved here, once. A name that has a public address now stays limited to public addresses, so
-    whoever controls its DNS cannot direct calls into the operator's network later.
+    the owner of its DNS zone cannot direct calls into the operator's network later.
 
     Args:
         operator: The configuration. If it sets `allowed_networks`, even to an empty list, it is returned unchanged.
