@@ -591,7 +591,6 @@ class EngineReplaced(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineUnstable(Event):
     """An engine was replaced several times in a row, and never worked from one weight update to the next.
 
@@ -611,6 +610,7 @@ class EngineUnstable(Event):
     """Why it was stopped the last time."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsNotCompared(Event):
     """The engines transform or ignore some tensors of this model as they load them, and their checksums say nothing.
 

@@ -150,12 +150,12 @@ def _actor(event: e.Event) -> str:
             return f"the cluster has no room for {event.engine} yet; it joins when there is room"
         case e.EngineReplaced():
             return f"{event.engine} is being replaced{_why(event.reason)}"
-        case e.WeightsNotCompared():
         case e.EngineUnstable():
             return (
                 f"{event.engine} was replaced {event.times} times in a row without working from one weight update to "
                 f"the next{_why(event.reason)}"
             )
+        case e.WeightsNotCompared():
             return (
                 f"the engines load {event.num_tensors} tensors in another form ({_list(event.tensors)}): "
                 "only the canary compares them with the learner"
