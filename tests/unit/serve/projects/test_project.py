@@ -16,7 +16,6 @@ from serve.projects.project import Wanted, write_own_project
 from tests.unit.serve.projects.test_openapi import PETS, site
 from trainer.errors import UserError
 from trainer.spec.job_file import load_job
-from trainer.spec.operator.config_file import load_operator
 
 TOOLS = """
 \"\"\"Prices.\"\"\"
