@@ -183,10 +183,11 @@ class Gate:
     def _wait_s(self, now: float) -> float:
         """How long no call may be admitted, in seconds; infinite if that is until a request ends."""
         wait_s = self._held_until - now
+        # Probes of an endpoint whose calls take hours add up, so the maximum holds for them, too.
+        if self.in_flight >= (self.limit.maximum if self.breaker.is_open else self.limit.now):
+            return math.inf
         if self.breaker.is_open:
             wait_s = max(wait_s, self.breaker.wait_s(now))
-        elif self.in_flight >= self.limit.now:
-            return math.inf
         if self._rate is not None:
             wait_s = max(wait_s, self._rate.wait_s(now))
         return wait_s if wait_s > INSTANT_S else 0.0

@@ -34,7 +34,7 @@ class AdaptiveLimit:
     """
 
     def __init__(self, maximum: int) -> None:
-        self._maximum = maximum
+        self.maximum = maximum
         self._limit = float(min(maximum, START))
         self._slow_start = True
         self._shrunk_at = -math.inf
@@ -54,7 +54,7 @@ class AdaptiveLimit:
         # Answers below the limit do not justify a higher one, and a slow endpoint gets no more requests.
         if 2 * in_flight >= self._limit and not self._fell_from:
             step = 1.0 if self._slow_start else 1.0 / math.sqrt(self._limit)
-            self._limit = min(float(self._maximum), self._limit + step)
+            self._limit = min(float(self.maximum), self._limit + step)
         self._sum += math.log(max(now - sent, 1e-6))
         self._samples += 1
         if self._samples >= LATENCY_SAMPLES:

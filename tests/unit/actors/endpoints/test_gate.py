@@ -214,6 +214,24 @@ async def test_a_cancelled_probe_does_not_block_the_next_one() -> None:
     assert isinstance(await one.enter("a"), Permit)
 
 
+async def test_probes_that_take_hours_never_exceed_max_concurrency() -> None:
+    fake = FakeTime()
+    one = gate(3, fake.timing())
+    await fail(one, MAX_FAILURES)
+    waiting = [asyncio.create_task(one.enter(f"trace_{i}")) for i in range(10)]
+    for _ in range(100):
+        fake.now += LONGEST_WAIT_S
+        one.let_in()
+        await settle()
+    assert (one.in_flight, one.queued) == (3, 7)
+    one.leave(next(call.result() for call in waiting if call.done()), RequestEnd.ANSWERED)
+    assert one.breaker.state == "closed"
+    for call in waiting:
+        call.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    one.close()
+
+
 async def test_a_hanging_probe_does_not_block_the_next_one() -> None:
     fake = FakeTime()
     one = gate(100, fake.timing())

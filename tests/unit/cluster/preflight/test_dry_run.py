@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from cluster.preflight.dry_run import dry_run_problems
-from tests.support.builders import job, task
+from tests.support.builders import EXACT, job, task
 from tests.support.fakes_http import (
     LOCAL,
     FakeEndpoint,
@@ -19,7 +19,6 @@ from tests.support.fakes_http import (
     Received,
     hangs,
     in_movable_time,
-    says,
     until,
 )
 from tests.unit.cluster.preflight.test_prepare import Case
@@ -34,7 +33,7 @@ TOOL, GRADER, SESSION = f"{METHOD}.tools[0].server_url", f"{METHOD}.grader", f"{
 
 
 async def _after_ten_minutes(loop: MovableLoop, check: Coroutine[Any, Any, Any], server: FakeEndpoint) -> Any:
-    """The result of a check, one of whose calls `server` does not answer."""
+    """The result of a check whose only call `server` does not answer."""
     checking = asyncio.ensure_future(check)
     await until(lambda: server.open_now == 1, within_s=30)
     loop.move(590)
@@ -63,12 +62,8 @@ async def _after_ten_minutes(loop: MovableLoop, check: Coroutine[Any, Any, Any],
 )
 def test_a_trial_call_ends_after_ten_minutes(hanging: str, timeout_s: float, code: str, field: str) -> None:
     async def test(loop: MovableLoop) -> None:
-        async with FakeEndpoint(hangs) as slow, FakeEndpoint(says({"output": "", "score": 1})) as fast:
+        async with FakeEndpoint(hangs) as slow:
             endpoint = {"type": "endpoint", "url": slow.url, "timeout_s": timeout_s}
-            reinforcement: dict[str, Any] = {
-                "tools": [{"name": "build", "server_url": fast.url}],
-                "grader": {"type": "endpoint", "url": fast.url},
-            }
             changes: dict[str, dict[str, Any]] = {
                 "tool": {"tools": [{"name": "build", "server_url": slow.url, "timeout_s": timeout_s}]},
                 "grader": {"grader": endpoint},
@@ -78,10 +73,10 @@ def test_a_trial_call_ends_after_ten_minutes(hanging: str, timeout_s: float, cod
                 "judge": {"grader": {"type": "score_model", "model": "j", "input": [{"role": "user", "content": "?"}]}},
                 "session": {"session": {"start_url": slow.url, "timeout_s": timeout_s}},
             }
-            reinforcement |= changes[hanging]
             models = {"j": ModelEndpoint(base_url=slow.url, timeout_s=timeout_s)}
             operator = LOCAL.model_copy(update={"models": models})
-            check = dry_run_problems(job(reinforcement).reinforcement, [task(tools=[BUILD])], operator)
+            rows = [task(tools=[BUILD], reference_answer="")]
+            check = dry_run_problems(job(changes[hanging]).reinforcement, rows, operator)
             problems: list[Problem] = await _after_ten_minutes(loop, check, slow)
         assert [(problem.code, problem.field) for problem in problems] == [(code, field)]
         if code == "unanswered_trial_call":
@@ -111,10 +106,10 @@ def test_a_long_tool_that_refuses_calls_for_ten_minutes_is_a_problem() -> None:
 
 def test_a_job_whose_tool_takes_hours_passes_the_check_with_a_warning(tmp_path: Path) -> None:
     async def test(loop: MovableLoop) -> None:
-        async with FakeEndpoint(hangs) as slow, FakeEndpoint(says({"score": 0.5})) as grader:
-            case = Case(tmp_path, slow, grader)
+        async with FakeEndpoint(hangs) as slow:
+            case = Case(tmp_path, slow, slow)
             tool = {"name": "cat", "server_url": slow.url, "timeout_s": 7_200}
-            case.reinforcement = {"tools": [tool], "limits": {"rollout_timeout_s": 10_000}}
+            case.reinforcement = {"tools": [tool], "grader": EXACT, "limits": {"rollout_timeout_s": 10_000}}
             (warning,) = await _after_ten_minutes(loop, case.warnings(), slow)
         assert warning.startswith(f"{TOOL}: the trial call was not answered within 600 s")
         assert warning.endswith("[unanswered_trial_call]")
