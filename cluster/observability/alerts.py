@@ -55,6 +55,14 @@ _FAILED = f"sum by (job) (max_over_time({samples('jobs_ended/failed')}[15m])) > 
 _DRIVER = 'process="driver"'
 _RAY_UP = f'label_replace(up{{job="{RAY_TARGETS}"}}, "node", "$1", "instance", "(.+):.+")'
 """Ray lists several ports a node, also one that nothing listens at where there is no autoscaler."""
+_ENDED_CALLS = " + ".join(
+    f"sum by (job, endpoint) (increase({samples(f'endpoint/<endpoint>/{end}')}[15m]))" for end in ("answered", "failed")
+)
+_LONG_CALLS = (
+    f"sum by (job, endpoint) (min_over_time({samples('endpoint/<endpoint>/in_flight')}[15m])) > 0 "
+    f"unless on (job, endpoint) ({_ENDED_CALLS} > 0)"
+)
+"""Endpoints that have had calls in flight for 15 minutes of which none has ended."""
 _DISK_FREE, _DISK_TOTAL = samples("disk_free_bytes"), samples("disk_total_bytes")
 _SERVER_ERROR = 'status=~"5.."'
 _API_REQUESTS = "api_request_s/<status>/<method>/<route>"
@@ -96,10 +104,12 @@ ALERTS = (
         "NoProgress",
         "critical",
         f"((sum by (job) (increase({samples('time_step_s', part='count')}[15m])) == 0) unless on (job) "
-        f"(sum by (job) (increase({samples('rollouts/graded')}[15m])) > 0)) and on (job) {_DISK_TOTAL}",
+        f"(sum by (job) (increase({samples('rollouts/graded')}[15m])) > 0) unless on (job) ({_LONG_CALLS})) "
+        f"and on (job) {_DISK_TOTAL}",
         "5m",
         "{{ $labels.job }} has taken no step and graded no rollout for 15 minutes",
-        "The job is waiting for resources, its engines are starting, its endpoints are down, or it hangs.",
+        "The job is waiting for resources, its engines are starting, its endpoints are down, or it hangs. It does not "
+        "fire while all calls in flight at an endpoint take longer than that: each of them ends at its `timeout_s`.",
         "The job's last events (`events.jsonl`, `agent-rft events list JOB`) say what it is waiting for. For resources "
         "see `ray status`, for an endpoint EndpointDown. If they say nothing, stop the job with SIGTERM, which saves a "
         "checkpoint, and resume it.",

@@ -113,6 +113,23 @@ def _ends(then: str, when: float = START) -> dict[str, Values]:
     return gone | {DRIVER_UP: until(when, always(1.0))}
 
 
+_STANDS: dict[str, Values] = {
+    "time_step_s": changed(10, 0),
+    "rollouts/graded": changed(90, 0),
+    "rollouts/tool_failed": changed(5, 0),
+}
+
+
+def _waits_for_calls(ended: float) -> dict[str, Values]:
+    """Calls are in flight for two hours; `ended` of them are answered each minute."""
+    return {
+        "endpoint/t/in_flight": until(START, always(30), until(END, always(4))),
+        "endpoint/t/calls": changed(100, ended),
+        "endpoint/t/answered": changed(95, ended),
+        "endpoint/t/failed": changed(5, 0),
+    }
+
+
 WHOLE_CLUSTER_DOWN = {UP_A: changed(1, 0), UP_B: changed(1, 0), ENGINE_UP: GONE}
 LEARNED: dict[str, Values] = {
     "train_mean_reward": ramp(0.2, 0.98, end=150),
@@ -132,9 +149,11 @@ CASES = (
     Case("an endpoint is down", {"endpoint/t/breaker": changed(0, 2)}, {"EndpointDown": "j"}),
     Case("a third of the rollouts is discarded", {"rollouts/tool_failed": changed(5, 60)}, {"RolloutsDiscarded": "j"}),
     Case("rollouts are cancelled", {"rollouts/cancelled": changed(1, 900)}),
+    Case("hangs", _STANDS, {"NoProgress": "j"}),
+    Case("waits for tool calls of two hours", _STANDS | _waits_for_calls(ended=0)),
     Case(
-        "hangs",
-        {"time_step_s": changed(10, 0), "rollouts/graded": changed(90, 0), "rollouts/tool_failed": changed(5, 0)},
+        "waits for a tool whose calls end, but no rollout does",
+        _STANDS | _waits_for_calls(ended=9),
         {"NoProgress": "j"},
     ),
     Case("takes no step, but grades rollouts", {"time_step_s": changed(10, 0)}),
