@@ -109,7 +109,8 @@ class Api:
         state = ServerState(locations, operator)
         address = ray.get_runtime_context().gcs_address
         settings = driver_settings(locations, state.database.url, args.config, address)
-        hosting = RayServeModels(operator.engines, EngineResources.of(operator.engines, ray.cluster_resources()))
+        resources = EngineResources.of(operator.engines, ray.cluster_resources())
+        hosting = RayServeModels(operator.engines, resources, grows=operator.wait_for_nodes_s > 0)
         launcher = RayLauncher(settings, job_server_of(address))
         recorder = start_telemetry(MetricsAddress.of("api", local=is_local(address)), f"api-{replica}")
         recorder.add(JobStore(state.database).live)

@@ -23,6 +23,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from cluster.planning.placement import KINDS, Bundle, Placement, assign, bundle_name, holds, text_of
+from cluster.ray_cluster.usage import FURTHER, REQUIRED, cluster_use, group_name, holders
 from trainer.errors import InvalidJob, Problem
 
 PLACEMENT_TIMEOUT_S = 300.0
@@ -53,7 +54,7 @@ class Seats:
         self._where: dict[int, tuple[int, int]] = {bundle: (n, 0) for n, bundle in enumerate(self._further, start=1)}
         together = [i for i in placement.reserved if i not in self._where]
         self._where |= {bundle: (0, n) for n, bundle in enumerate(together)}
-        self._groups = [self._ask(together)]
+        self._groups = [self._ask(together, REQUIRED)]
 
     async def ready(
         self,
@@ -93,7 +94,7 @@ class Seats:
 
         Further engines are requested only here: pending at the same time, they would compete with the first group.
         """
-        self._groups += [self._ask([bundle]) for bundle in self._further]
+        self._groups += [self._ask([bundle], FURTHER) for bundle in self._further]
         waiting = {self._reserved(n): n for n in range(1, len(self._groups))}
         placed = (await asyncio.wait(waiting, timeout=FURTHER_S))[0] if waiting else set()
         for task in waiting:
@@ -160,9 +161,9 @@ class Seats:
         group, index = self._where[bundle]
         return PlacementGroupSchedulingStrategy(self._groups[group], placement_group_bundle_index=index)
 
-    def _ask(self, bundles: Sequence[int]) -> PlacementGroup:
-        wanted, name = [self._placement.bundles[i] for i in bundles], f"{self._run}:reservation-{bundles[0]}"
-        return placement_group(wanted, strategy="PACK", name=name)
+    def _ask(self, bundles: Sequence[int], part: str) -> PlacementGroup:
+        requested = [self._placement.bundles[i] for i in bundles]
+        return placement_group(requested, strategy="PACK", name=group_name(self._run, part, bundles[0]))
 
     def _reserved(self, group: int) -> asyncio.Future[Any]:
         reserved: asyncio.Future[Any] = asyncio.ensure_future(self._groups[group].ready())
@@ -191,6 +192,8 @@ class Seats:
         text = f"{text_of(_total(wanted))} required, {text_of(_total(free))} free"
         if without:
             text += f"; not placed: {', '.join(without)}"
+        if others := holders(cluster_use(), self._run.partition(":")[0]):
+            text += f"; in use by {', '.join(others)}"
         too_large = self._too_large()
         return text if too_large is None else f"{text}; {too_large}: waiting for a larger one to join"
 

@@ -30,13 +30,13 @@ from cluster.planning.context import MAX_AUTO_CONTEXT
 from cluster.planning.model_folder import find_model
 from cluster.planning.model_shape import max_context, read_config
 from cluster.ray_cluster.session import is_local
+from cluster.ray_cluster.usage import MODEL_APPS, ClusterUse, cluster_use, name_model
 from cluster.stores.model_registry import ModelRecord
 from serve.inference.model_server import ANSWER_TIMEOUT_S, Answers, AppState, NotServed
 from trainer.chat.serving import ServeSettings
 from trainer.errors import EngineFailed, Problem, RftError, UserError
 from trainer.spec.operator.config import EngineLimits
 
-PREFIX = "agent-rft-model-"
 DEPLOYMENT = "engine"
 QUEUE = 4
 """A replica accepts this many times the requests that it can work on; the others wait for another replica."""
@@ -89,6 +89,11 @@ class EngineResources:
     @property
     def dtype(self) -> str:
         return "bfloat16" if self.gpus else "float32"
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What an engine takes of its node, as Ray counts it."""
+        return {"CPU": float(self.cores)} | ({"GPU": float(self.gpus)} if self.gpus else {})
 
 
 MakeEngine = Callable[[ModelRecord, EngineResources], ServedEngine]
@@ -189,12 +194,24 @@ class EngineReplica:
 
 
 class RayServeModels:
-    """The Hosting of serve.inference.model_server, on the Ray Serve of the cluster that this process belongs to."""
+    """The Hosting of serve.inference.model_server, on the Ray Serve of the cluster that this process belongs to.
 
-    def __init__(self, limits: EngineLimits, resources: EngineResources, make: MakeEngine = chat_engine) -> None:
+    `grows` tells whether the cluster may get nodes on demand: an engine that waits for resources is a demand.
+    """
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        resources: EngineResources,
+        make: MakeEngine = chat_engine,
+        grows: bool = False,
+        use: Callable[[], ClusterUse] = cluster_use,
+    ) -> None:
         self._limits = limits
         self._resources = resources
         self._make = make
+        self._grows = grows
+        self._use = use
 
     def names_of(self, record: ModelRecord) -> list[str]:
         adapter = AdapterFolder.read(Path(record.folder))
@@ -209,12 +226,12 @@ class RayServeModels:
 
     def _name(self, *parts: Any) -> str:
         text = repr((*parts, self._resources, self._limits.max_replicas))
-        return f"{PREFIX}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        return f"{MODEL_APPS}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     async def states(self) -> dict[str, AppState]:
         status = await asyncio.to_thread(ray_serve.status)
         apps = status.applications.items()
-        return {name: STATES.get(app.status, AppState.STARTING) for name, app in apps if name.startswith(PREFIX)}
+        return {name: STATES.get(app.status, AppState.STARTING) for name, app in apps if name.startswith(MODEL_APPS)}
 
     async def deploy(self, name: str, record: ModelRecord) -> None:
         resources = self._resources
@@ -234,6 +251,7 @@ class RayServeModels:
             graceful_shutdown_timeout_s=ANSWER_TIMEOUT_S,
             graceful_shutdown_wait_loop_s=0.5,
         )
+        await asyncio.to_thread(name_model, name, record.id)
         target = ray_serve.RunTarget(deployment.bind(self._make, record, resources), name, route_prefix=None)
         await asyncio.to_thread(ray_serve.run_many, [target], wait_for_applications_running=False)
 
@@ -248,6 +266,19 @@ class RayServeModels:
         except (RayError, RayServeException, TimeoutError):
             return None
         return min(found, default=None)
+
+    async def runs_in_the_way(self) -> list[str]:
+        if self._grows:
+            return []
+        use = await asyncio.to_thread(self._use)
+        return [] if use.has_room(self._resources.bundle) else [*use.waiting, *use.running]
+
+    async def has_waiting_run(self) -> bool:
+        return bool((await asyncio.to_thread(self._use)).waiting)
+
+    async def waits_for(self, idle_s: Mapping[str, float]) -> list[str]:
+        use = await asyncio.to_thread(self._use)
+        return [] if use.adds_nodes else use.to_release(self._resources.bundle, idle_s)
 
     async def answer(self, name: str, record: ModelRecord, body: Mapping[str, Any], *, stream: bool) -> Answers:
         handle = _handle(name).options(method_name="answer", stream=True)
@@ -273,13 +304,13 @@ class RayServeModels:
 def remove_models() -> None:
     """Removes all served models from this cluster."""
     for name in ray_serve.status().applications:
-        if name.startswith(PREFIX):
+        if name.startswith(MODEL_APPS):
             ray_serve.delete(name, _blocking=False)
 
 
 def only_models_left() -> bool:
     """Whether this cluster runs no applications other than served models."""
-    return all(name.startswith(PREFIX) for name in ray_serve.status().applications)
+    return all(name.startswith(MODEL_APPS) for name in ray_serve.status().applications)
 
 
 def _handle(name: str) -> Any:

@@ -8,7 +8,7 @@ The life cycle of a model's application, see `AppState`:
     (none) -------------> STARTING ---------------> RUNNING
       ^                    |    |                      |
       |       start failed |    | not up within        | idle for `idle_s`, or idle
-      |                    v    | START_TIMEOUT_S      | while another model waits
+      |                    v    | START_TIMEOUT_S      | while another model or a job waits
       |                 FAILED  |                      |
       |            noticed |    |                      |
       |                    v    v                      |
@@ -19,6 +19,9 @@ At most `max_models` applications exist. A call for another model waits until on
 idle for longest; the first call for a model waits until an engine has started. Both give up after `first_call_wait_s`
 with a 503 and a Retry-After header. An application that is removed finishes its calls first. The states are read from
 Ray Serve, not remembered, so that any replica of the API can continue where another one died.
+
+A model that is idle for RELEASE_IDLE_S gives its engines to a job that waits for resources, if the job then fits. While
+jobs hold or wait for the resources that a model needs, a call for the model gets a 503 that names the jobs.
 """
 
 from __future__ import annotations
@@ -48,8 +51,13 @@ POLL_S = 0.25
 """How often a waiting call reads the states again."""
 FRESH_S = 2.0
 """A model that was running this recently is taken to be running still."""
+RELEASE_IDLE_S = 15.0
+"""An engine without a request for this long is released to a job that waits for resources."""
+RELEASE_POLL_S = 2.0
+"""How often idle models are compared with the jobs that wait."""
 MIN_IDLE_S = 1.0
 """An engine that was used more recently is not removed for another model: a call may be on its way to it."""
+MAX_NAMED_RUNS = 5
 RETRY_AFTER_S = 10
 """Sent with a 503 as Retry-After."""
 
@@ -110,6 +118,22 @@ class Hosting(Protocol):
     async def idle_s(self, name: str) -> float | None:
         """Returns the seconds since the last call ended, or None if they are unknown."""
 
+    async def runs_in_the_way(self) -> Sequence[str]:
+        """Return the runs that hold or wait for the resources that another engine needs; none if there is room.
+
+        None either if the cluster grows on demand.
+        """
+
+    async def has_waiting_run(self) -> bool:
+        """Whether a run waits for resources of the cluster."""
+
+    async def waits_for(self, idle_s: Mapping[str, float]) -> Sequence[str]:
+        """Return the applications whose engines a waiting run needs to start, among those that are idle.
+
+        Args:
+            idle_s: Idle seconds by application.
+        """
+
     def answer(self, name: str, record: ModelRecord, body: Mapping[str, Any], *, stream: bool) -> Answers:
         """Yields None once an engine has accepted the request, then the answer or its chunks.
 
@@ -131,6 +155,7 @@ class ServedModels:
     limits: EngineLimits = field(default_factory=EngineLimits)
     exclusive: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext
     timing: Timing = REAL_TIMING
+    release_idle_s: float = RELEASE_IDLE_S
     _states: dict[str, AppState] = field(default_factory=dict)
     _seen_at: float = -math.inf
     _starting_since: dict[str, float] = field(default_factory=dict)
@@ -168,10 +193,15 @@ class ServedModels:
 
     async def run(self) -> None:
         """Removes idle models until cancelled."""
+        reap_every_s = self.limits.idle_s / 10
+        reaped = self.timing.clock()
         while True:
-            await self.timing.sleep(self.limits.idle_s / 10)
+            await self.timing.sleep(min(reap_every_s, RELEASE_POLL_S))
             try:
-                await self._to_the_end(self._reap())
+                await self._to_the_end(self._release())
+                if self.timing.clock() - reaped >= reap_every_s:
+                    reaped = self.timing.clock()
+                    await self._to_the_end(self._reap())
             except Exception:  # of Ray Serve or the database: the next round tries again
                 log.exception("idle models were not removed; trying again")
 
@@ -245,6 +275,8 @@ class ServedModels:
                     await self._remove(name)
                     raise _unavailable("The model's engine did not start.")
                 if state is None and len(self._states) < self.limits.max_models:
+                    if runs := await self.hosting.runs_in_the_way():
+                        raise _taken(runs)
                     await self.hosting.deploy(name, record)
                     self._states[name] = AppState.STARTING
                 elif state is None and AppState.STOPPING not in self._states.values():
@@ -285,6 +317,16 @@ class ServedModels:
         await self.hosting.remove(name)
         self._states[name] = AppState.STOPPING
 
+    async def _release(self) -> None:
+        """Stop idle models whose engines a waiting job needs."""
+        if not await self.hosting.has_waiting_run():
+            return
+        async with self._lock, self._current_states():
+            idle = {name: idle_s for name, idle_s in (await self._idle()).items() if idle_s >= self.release_idle_s}
+            if idle:
+                for name in await self.hosting.waits_for(idle):
+                    await self._remove(name)
+
     async def _reap(self) -> None:
         async with self._lock, self._current_states():
             now = self.timing.clock()
@@ -317,6 +359,11 @@ def _accepted(answer: dict[str, Any] | Refusal) -> dict[str, Any]:
         log.error("an engine failed to answer a request: %s", answer.message)
         raise internal_error()
     raise ApiError(answer.status, answer.message, param=answer.param, code=answer.code)
+
+
+def _taken(runs: Sequence[str]) -> ApiError:
+    shown = ", ".join(runs[:MAX_NAMED_RUNS])
+    return _unavailable(f"The resources of the model are in use until a fine-tuning job ends: {shown}.")
 
 
 def _unavailable(why: str) -> ApiError:

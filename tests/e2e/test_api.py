@@ -134,7 +134,12 @@ def notebook() -> Notebook:
 
 @pytest.fixture(scope="module")
 def job(server: Server, servers: Servers, notebook: Notebook) -> Any:
-    """A job that the notebook created and that ended, although its driver and the server were killed."""
+    """A job that the notebook created and that ended, although its driver and the server were killed.
+
+    Before it, the base model answered, as in an evaluation: its engine is idle and holds a core that the job needs.
+    """
+    first = server.client.with_options(timeout=300).responses.create(model=MODEL, input="What is 2 + 2?")
+    assert first.status in ("completed", "incomplete")
     notebook.run(server.variables, until="job")
     made = notebook.names["job"]
     assert servers.token not in made.model_dump_json(warnings=False)
@@ -144,6 +149,8 @@ def job(server: Server, servers: Servers, notebook: Notebook) -> Any:
     server.end(signal.SIGKILL)
     server.start()
     wait_for(server, made.id, "successfully completed")
+    waited = [message for message in events_of(server, made.id) if f"in use by the served model {MODEL}" in message]
+    assert waited or (os.cpu_count() or 0) > 2, "on two cores the job needs the core of the model's idle engine"
     return server.client.fine_tuning.jobs.retrieve(made.id)
 
 

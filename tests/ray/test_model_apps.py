@@ -16,6 +16,9 @@ import ray
 from ray import serve as ray_serve
 
 from actors.engine.chat.chat_engine import ServedModel
+from cluster.planning.placement import Placement
+from cluster.ray_cluster.seats import Seats
+from cluster.ray_cluster.usage import cluster_use
 from cluster.stores.model_registry import ModelRecord
 from serve.http.errors import ApiError
 from serve.inference.model_apps import EngineResources, RayServeModels, ServedEngine
@@ -29,6 +32,11 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"),
 ]
+
+TWO_CORES = Placement(
+    1, 1, 0, 1, 1, 0, "float32", max_num_seqs=64, zero_stage=0, offload="none", micro_batch_tokens=8192
+)
+"""A job with an engine and a learner rank, each with a core."""
 
 
 class FakeEngine:
@@ -172,6 +180,30 @@ async def test_a_model_that_cannot_start_is_an_error_at_once_and_is_removed(serv
         await served.chat({"model": "broken"})
     assert raised.value.status == 503 and "did not start" in raised.value.message
     await until_gone(served.hosting)  # type: ignore[arg-type]
+
+
+async def test_idle_model_gives_its_core_to_a_job_that_waits(served: ServedModels, models: Folder) -> None:
+    served.release_idle_s = 1.0
+    await served.chat({"model": "a"})
+    seats, news = Seats(TWO_CORES, "ftjob-1"), list[str]()
+    placed = asyncio.create_task(seats.ready(news.append, timeout_s=120))
+    await until(lambda: bool(news), within_s=60)
+    assert news[0].endswith("not placed: learner rank 0; in use by the served model a")
+    serving = asyncio.create_task(served.run())
+    assert await placed == [0]
+    assert models.said("a") == ["started", "stopped"]
+    with pytest.raises(ApiError) as refused:
+        await served.chat({"model": "a"})
+    assert refused.value.status == 503 and "until a fine-tuning job ends: ftjob-1." in refused.value.message
+    seats.release()
+    await until_free()
+    assert (await served.chat({"model": "a"}))["pid"]
+    serving.cancel()
+
+
+async def until_free() -> None:
+    """Wait until Ray counts no run's resources any more."""
+    await until(lambda: not cluster_use().running, within_s=60)
 
 
 async def test_an_idle_model_is_unloaded_and_loaded_again_on_demand(served: ServedModels, models: Folder) -> None:

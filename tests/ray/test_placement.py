@@ -39,7 +39,8 @@ async def test_a_job_waits_for_its_resources_and_reports_which(local_ray: None) 
     second = Seats(BOTH_CORES, "second")
     waiting = asyncio.create_task(second.ready(news.append, timeout_s=60))
     await until(lambda: bool(news), within_s=3 * NEWS_S)
-    assert news == ["2 cores, 0 GPUs required, 0 cores, 1 GPUs free; not placed: engine 0, learner rank 0"]
+    missing = "2 cores, 0 GPUs required, 0 cores, 1 GPUs free; not placed: engine 0, learner rank 0"
+    assert news == [f"{missing}; in use by the run first"]
     first.release()
     await waiting
 

@@ -18,7 +18,15 @@ from cluster.stores.model_registry import ModelRecord, ModelRegistry, UnknownMod
 from cluster.stores.secrets import FixedSecrets, Master, SecretBox
 from serve.http.errors import ApiError
 from serve.inference import chat, responses
-from serve.inference.model_server import START_TIMEOUT_S, Answers, AppState, NotServed, ServedModels
+from serve.inference.model_server import (
+    RELEASE_IDLE_S,
+    RELEASE_POLL_S,
+    START_TIMEOUT_S,
+    Answers,
+    AppState,
+    NotServed,
+    ServedModels,
+)
 from tests.support.api import client_of, openai_of
 from tests.support.fake_models import FakeModels, turn
 from tests.support.fakes_http import FakeTime, until
@@ -41,6 +49,7 @@ class FakeHosting:
         self.apps: dict[str, AppState] = {}
         self.deployed: list[str] = []
         self.removed: list[str] = []
+        self.removed_at: dict[str, float] = {}
         self.used_at: dict[str, float] = {}
         self.calls: dict[str, int] = {}
         self.answer_now = asyncio.Event()
@@ -48,6 +57,9 @@ class FakeHosting:
         self.answers: list[dict[str, Any] | Refusal] = [{"id": "1"}]
         self.fails: Exception | None = None
         self.asked = 0
+        self.in_the_way: list[str] = []
+        self.waiting = 0
+        """How many engines a waiting run needs."""
 
     def names_of(self, record: ModelRecord) -> list[str]:
         """A base is preferably served with its adapters; the folder of an adapter is base+name."""
@@ -67,12 +79,22 @@ class FakeHosting:
 
     async def remove(self, name: str) -> None:
         self.removed.append(name)
+        self.removed_at[name] = self._time.now
         self.apps[name] = AppState.STOPPING
         if not self.calls.get(name):
             del self.apps[name]
 
     async def idle_s(self, name: str) -> float | None:
         return 0.0 if self.calls.get(name) else self._time.now - self.used_at[name]
+
+    async def runs_in_the_way(self) -> list[str]:
+        return self.in_the_way
+
+    async def has_waiting_run(self) -> bool:
+        return self.waiting > 0
+
+    async def waits_for(self, idle_s: Mapping[str, float]) -> list[str]:
+        return sorted(idle_s, key=lambda name: -idle_s[name])[: self.waiting] if len(idle_s) >= self.waiting else []
 
     async def answer(self, name: str, record: ModelRecord, body: Mapping[str, Any], *, stream: bool) -> Answers:
         if name not in self.apps:
@@ -243,6 +265,52 @@ async def test_an_idle_model_is_removed_and_deployed_again_by_the_next_call() ->
     hosted.time.now += 10
     await hosted.ask("a")
     assert hosted.hosting.deployed == ["a", "a"]
+
+
+async def test_idle_model_is_released_to_a_waiting_job_and_a_busy_one_is_not() -> None:
+    hosted = make_world(max_models=2, idle_s=10_000)
+    await hosted.ask("a")
+    await hosted.ask("b")
+    hosted.hosting.answer_now.clear()
+    busy = hosted.ask("b")
+    await until(lambda: hosted.hosting.calls["b"] == 1, within_s=10)
+    running = asyncio.create_task(hosted.served.run())
+    used = hosted.hosting.used_at["a"]
+    await until(lambda: hosted.time.now > used + 2 * RELEASE_IDLE_S, within_s=10)
+    assert not hosted.hosting.removed, "no job waits"
+    hosted.hosting.waiting = 2
+    began = hosted.time.now
+    await until(lambda: hosted.time.now > began + 2 * RELEASE_IDLE_S, within_s=10)
+    assert not hosted.hosting.removed, "one idle engine is not enough for the job"
+    hosted.hosting.waiting = 1
+    await until(lambda: hosted.hosting.removed == ["a"], within_s=10)
+    running.cancel()
+    hosted.hosting.answer_now.set()
+    await busy
+
+
+async def test_model_in_recent_use_is_not_released() -> None:
+    hosted = make_world(idle_s=10_000)
+    await hosted.ask("a")
+    hosted.hosting.waiting = 1
+    running = asyncio.create_task(hosted.served.run())
+    await until(lambda: hosted.hosting.removed == ["a"], within_s=10)
+    running.cancel()
+    waited_s = hosted.hosting.removed_at["a"] - hosted.hosting.used_at["a"]
+    assert RELEASE_IDLE_S <= waited_s <= RELEASE_IDLE_S + RELEASE_POLL_S
+
+
+async def test_call_for_a_model_without_room_names_the_jobs_in_the_way() -> None:
+    hosted = make_world()
+    hosted.hosting.in_the_way = ["ftjob-1"]
+    error = await refused(hosted.ask("a"))
+    assert (error.status, error.code, error.headers["Retry-After"]) == (503, "model_unavailable", "10")
+    assert "in use until a fine-tuning job ends: ftjob-1." in error.message
+    assert hosted.hosting.deployed == []
+    hosted.hosting.in_the_way = []
+    hosted.time.now += 10
+    await hosted.ask("a")
+    assert hosted.hosting.deployed == ["a"]
 
 
 async def test_a_model_that_does_not_start_is_removed_by_a_call_or_in_the_background() -> None:

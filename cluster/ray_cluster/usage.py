@@ -1,0 +1,128 @@
+"""Use of the cluster's resources: which runs wait for them, and which runs and served models hold them.
+
+The names of placement groups and actors say whose they are, so that every process of the cluster can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray._private.state import available_resources_per_node, state
+from ray.autoscaler.v2.sdk import get_cluster_status
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+from ray.util.placement_group import placement_group_table
+
+from cluster.planning.placement import Bundle, assign, holds
+
+MODEL_APPS = "agent-rft-model-"
+"""How the names of Ray Serve's applications of served models begin."""
+REQUIRED, FURTHER = "required", "further"
+"""What follows a run's name in the name of a placement group: all that the run needs to start, or a further engine."""
+_REPLICA = "SERVE_REPLICA::"
+_NAMESPACE = b"agent-rft"
+
+Row = Mapping[str, Any]
+
+
+def group_name(run: str, part: str, number: int = 0) -> str:
+    """Return the name of a placement group of a run; `part` is REQUIRED or FURTHER."""
+    return f"{run}:{part}-{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterUse:
+    """A snapshot of the cluster's resources.
+
+    Attributes:
+        free: Free resources by node id.
+        waiting: Bundles that each waiting run needs to start, by run; the runs in no particular order.
+        running: Runs that hold resources.
+        engines: Node id of each engine of a served model, by application; "" for an engine that waits for resources.
+        adds_nodes: Whether the autoscaler is adding a node.
+    """
+
+    free: Mapping[str, Bundle] = field(default_factory=dict)
+    waiting: Mapping[str, Sequence[Bundle]] = field(default_factory=dict)
+    running: Sequence[str] = ()
+    engines: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    adds_nodes: bool = False
+
+    def has_room(self, bundle: Bundle) -> bool:
+        """Whether a node has room for `bundle` and no run waits for resources."""
+        return not self.waiting and any(holds(node, bundle) for node in self.free.values())
+
+    def to_release(self, engine: Bundle, idle_s: Mapping[str, float]) -> list[str]:
+        """Return the applications whose engines a waiting run needs, as few as possible; none if it still cannot start.
+
+        Args:
+            engine: Resources of each engine of a served model.
+            idle_s: Idle seconds of the applications that may be stopped. Those that are idle for longest go first.
+        """
+        names = sorted(idle_s, key=lambda name: -idle_s[name])
+        for bundles in self.waiting.values():
+            if not self._fits(bundles, (), engine):
+                chosen: list[str] = []
+                for name in names:
+                    chosen.append(name)
+                    if self._fits(bundles, chosen, engine):
+                        for other in chosen[:-1]:
+                            if self._fits(bundles, [one for one in chosen if one != other], engine):
+                                chosen.remove(other)
+                        return chosen
+        return []
+
+    def _fits(self, bundles: Sequence[Bundle], released: Iterable[str], engine: Bundle) -> bool:
+        free = {node: dict(resources) for node, resources in self.free.items()}
+        for name in released:
+            for node in self.engines.get(name, ()):
+                if node in free:
+                    for kind, amount in engine.items():
+                        free[node][kind] = free[node].get(kind, 0.0) + amount
+        return None not in assign(bundles, list(free.values()))
+
+
+def cluster_use() -> ClusterUse:
+    """Return how the cluster that we are connected to is used now; takes some milliseconds."""
+    status = get_cluster_status(ray.get_runtime_context().gcs_address)
+    return use_of(
+        available_resources_per_node(),
+        placement_group_table().values(),
+        state.actor_table(None).values(),
+        adds_nodes=bool(status.pending_launches or status.pending_nodes),
+    )
+
+
+def use_of(free: Mapping[str, Bundle], groups: Iterable[Row], actors: Iterable[Row], adds_nodes: bool) -> ClusterUse:
+    """As `cluster_use`, from Ray's tables of placement groups and actors."""
+    waiting: dict[str, list[Bundle]] = {}
+    running: dict[str, None] = {}
+    for group in groups:
+        run, _, part = group["name"].partition(":")
+        if group["state"] == "CREATED":
+            running[run] = None
+        elif group["state"] == "PENDING" and part.rpartition(":")[2].startswith(REQUIRED):
+            waiting[run] = list(group["bundles"].values())
+    engines: dict[str, list[str]] = {}
+    for actor in actors:
+        app = actor["Name"].removeprefix(_REPLICA).partition("#")[0]
+        if actor["Name"].startswith(_REPLICA + MODEL_APPS) and actor["State"] != "DEAD":
+            engines.setdefault(app, []).append(actor["Address"]["NodeID"] if actor["State"] == "ALIVE" else "")
+    return ClusterUse(free, waiting, [run for run in running if run not in waiting], engines, adds_nodes)
+
+
+def name_model(app: str, model: str) -> None:
+    """Record which model an application serves, for `holders`."""
+    _internal_kv_put(app.encode(), model.encode(), overwrite=True, namespace=_NAMESPACE)
+
+
+def holders(use: ClusterUse, run: str) -> list[str]:
+    """Return who holds resources besides `run`, such as `the job ftjob-1` and `the served model gpt-5`."""
+    found = [f"the run {other}" for other in use.running if other != run]
+    for app, nodes in use.engines.items():
+        if any(nodes):
+            model = _internal_kv_get(app.encode(), namespace=_NAMESPACE)
+            found.append(f"the served model {model.decode()}" if model else "a served model")
+    return found
