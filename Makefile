@@ -30,7 +30,7 @@ NPM := PATH="$(NODE)/bin:$$PATH" node $(NODE)/lib/node_modules/npm/bin/npm-cli.j
 BUNDLE := $(CURDIR)/serve/console/bundle
 CHROMIUM := $(if $(shell command -v chromium),,$(if $(filter 0,$(shell id -u)),installed-chromium,build/chromium/usr/lib/chromium/chromium))
 
-.PHONY: setup quickstart console chromium installed-chromium panels dashboards fifteen-minutes real-model test unit chaos examples nightly lint docs bench bench-full gpu gpu-learner hashes sbom image clean
+.PHONY: setup quickstart console chromium installed-chromium panels dashboards fifteen-minutes real-model test unit chaos examples nightly lint docs bench bench-full gpu gpu-learner gpu-rank gpu-rank-wheels hashes sbom image clean
 
 setup: $(STAMP)
 
@@ -166,6 +166,15 @@ gpu:
 # Needs a GPU, torch and transformers, and neither the set-up nor make: python3 -m benchmarks.gpu does the same.
 gpu-learner:
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(ARGS)
+
+# The real learner rank, likewise, with the folder of wheels for what the machine lacks.
+gpu-rank:
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_rank $(ARGS)
+
+# build/gpu-rank-wheels, for Python 3.11 and 3.12 on Linux x86-64
+gpu-rank-wheels:
+	@[ -x $(BIN)/python ] || { echo "run make setup first" >&2; exit 1; }
+	$(BIN)/python -m benchmarks.gpu_rank.download
 
 # After a pin was added or changed. It does not depend on `setup`, which would refuse the incomplete list.
 hashes:

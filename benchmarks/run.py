@@ -113,6 +113,7 @@ SMALLEST: dict[str, list[str]] = {
 """Benchmark -> the arguments that make it as short as it can be."""
 LEFT_OUT = {
     "gpu": "needs a GPU; tests/contracts/test_gpu_imports.py runs its trial on a CPU",
+    "gpu_rank": "needs a GPU; tests/contracts/test_gpu_imports.py runs its trial on a CPU",
     "gpu_cluster": "needs GPUs; tests/e2e/test_gpu_cluster.py runs its trial on a CPU",
 }
 """Benchmark -> why it has no smallest size here."""

@@ -32,8 +32,13 @@ def read(kind: str) -> list[Pin]:
 
 def write(kind: str, pins: Iterable[Pin]) -> None:
     """Replaces a list."""
+    _path(kind).write_text(text_of(pins))
+
+
+def text_of(pins: Iterable[Pin]) -> str:
+    """Return a list as pip reads it."""
     entries = (" \\\n    ".join([str(pin), *(f"--hash=sha256:{digest}" for digest in pin.hashes)]) for pin in pins)
-    _path(kind).write_text("".join(f"{entry}\n" for entry in entries))
+    return "".join(f"{entry}\n" for entry in entries)
 
 
 def _path(kind: str) -> Path:

@@ -17,10 +17,16 @@ ROOM_TIMEOUT_S = 60.0
 ROOM_POLL_S = 0.5
 
 FreeBytes = Callable[[], int]
+Allocate = Callable[[int], torch.UntypedStorage]
+"""Allocates host memory of this many bytes."""
 
 
 def _free_gpu_bytes() -> int:
     return torch.cuda.mem_get_info()[0]
+
+
+def pageable(num_bytes: int) -> torch.UntypedStorage:
+    return torch.empty(num_bytes, dtype=torch.uint8).untyped_storage()
 
 
 class Asleep:
@@ -31,10 +37,12 @@ class Asleep:
         device: torch.device,
         free_bytes: FreeBytes = _free_gpu_bytes,
         wait: Callable[[float], None] = time.sleep,
+        allocate: Allocate = pageable,
     ) -> None:
         self._device = device
         self._free_bytes = free_bytes
         self._wait = wait
+        self._allocate = allocate
         self._left: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
 
     @property
@@ -47,7 +55,7 @@ class Asleep:
         if self._device.type == "cuda":
             torch.cuda.synchronize()  # other streams may still use them
         for storage in _storages(self._device):
-            copy = torch.empty(storage.nbytes(), dtype=torch.uint8).untyped_storage()
+            copy = self._allocate(storage.nbytes())
             copy.copy_(storage)
             storage.resize_(0)
             self._left.append((storage, copy))

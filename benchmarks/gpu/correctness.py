@@ -19,6 +19,7 @@ from benchmarks.gpu.figures import Figure, NotMeasured
 from benchmarks.gpu.machine import Machine, error
 from benchmarks.gpu.shapes import QWEN3, TINY, Shape
 from benchmarks.gpu.step import MasterAdamW, Settings, build_policy, loss_from, loss_of, micro_batch
+from trainer.model.batch import MicroBatch
 from trainer.model.packed_attention import NAME, backends_on
 from trainer.model.policy import DeviceBatch
 
@@ -44,37 +45,42 @@ class Outcome:
         }
 
 
-def _shape(machine: Machine) -> Shape:
+def shape_of(machine: Machine) -> Shape:
+    """The model that is compared: four layers of 0.6B."""
     return TINY if machine.tiny else dataclasses.replace(QWEN3["0.6B"], layers=4)
 
 
+def batch_of(machine: Machine) -> MicroBatch:
+    """The tokens that are compared."""
+    return micro_batch(60 if machine.tiny else 2048, "rollouts", shape_of(machine).vocabulary)
+
+
 def _batch(machine: Machine) -> DeviceBatch:
-    num_tokens = 60 if machine.tiny else 2048
-    return DeviceBatch.of(micro_batch(num_tokens, "rollouts", _shape(machine).vocabulary), machine.device)
+    return DeviceBatch.of(batch_of(machine), machine.device)
 
 
 def packed(machine: Machine, settings: Settings, dtype: torch.dtype) -> Outcome:
     """The learner's way."""
-    policy = build_policy(machine, _shape(machine), settings, dtype)
-    policy.model.load_state_dict(_weights(machine))
+    policy = build_policy(machine, shape_of(machine), settings, dtype)
+    policy.model.load_state_dict(weights_of(machine))
     loss, logprobs = loss_of(policy, _batch(machine))
     loss.backward()
     return Outcome(float(loss.detach()), logprobs, [p.grad.float() for p in policy.parameters() if p.grad is not None])
 
 
-def _weights(machine: Machine) -> dict[str, Tensor]:
-    """In the device's precision, so that float32 and bfloat16 compute with the same."""
-    weights: dict[str, Tensor] = build_policy(machine, _shape(machine), Settings()).model.state_dict()
+def weights_of(machine: Machine) -> dict[str, Tensor]:
+    """The weights in the device's precision, so that float32 and bfloat16 compute with the same ones."""
+    weights: dict[str, Tensor] = build_policy(machine, shape_of(machine), Settings()).model.state_dict()
     return weights
 
 
 @functools.cache
 def eager(machine: Machine, dtype: torch.dtype) -> Outcome:
     """Transformers' own way: no packing, full logits."""
-    batch, shape = _batch(machine), _shape(machine)
+    batch, shape = _batch(machine), shape_of(machine)
     with torch.device(machine.device):
         model = AutoModelForCausalLM.from_config(Qwen3Config(**shape.config), dtype=dtype, attn_implementation="eager")
-    model.load_state_dict(_weights(machine))
+    model.load_state_dict(weights_of(machine))
     scores = [
         model(input_ids=ids[None], use_cache=False).logits[0] for ids in batch.token_ids.split(batch.packing.lengths)
     ]

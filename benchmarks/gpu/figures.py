@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,8 @@ Line = dict[str, Any]
 class Figure:
     """One figure: `measure` returns its value and further fields of its line.
 
-    `takes_s` is about how long it takes on an H100: it is not started if less time is left. `aim` is our target,
-    `anchor` what others have published.
+    `takes_s` is the estimated duration on an H100: a figure is not started if less time is left. `limit_s` is when its
+    process is ended (None: no limit). `aim` is our target, `anchor` what others have published.
     """
 
     name: str
@@ -26,10 +28,25 @@ class Figure:
     takes_s: float = 20.0
     aim: str = ""
     anchor: str = ""
+    limit_s: float | None = None
 
 
 class NotMeasured(Exception):
     """A figure that cannot exist on this machine, with the reason."""
+
+
+@contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Context manager that ends the process with a traceback if it is still open after `seconds`; None: no limit.
+
+    A thread of C does this, so it also works while a kernel or a collective hangs.
+    """
+    if seconds is not None:
+        faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 class Results:

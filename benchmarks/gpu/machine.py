@@ -47,6 +47,10 @@ class Machine:
             return {"device": "cpu", **versions}
         return {"device": torch.cuda.get_device_name(self.device), "cuda": torch.version.cuda, **versions}
 
+    def allocated_bytes(self) -> int:
+        """The bytes of all tensors on the device; 0 on a CPU."""
+        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
+
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

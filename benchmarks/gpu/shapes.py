@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cluster.planning.memory import rank_memory
+from cluster.planning.memory import Memory, rank_memory
 from cluster.planning.model_shape import ModelShape
 from cluster.planning.units import GIB
 from trainer.spec.offload import Offload
+
+if TYPE_CHECKING:  # pydantic may be missing where this runs
+    from trainer.spec.lora import LoraSpec
 
 BYTES_PER_PARAMETER = 18
 """bfloat16 weight (2), float32 sum of gradients (4), float32 master weight (4) and Adam's two moments (8). Gradients
@@ -56,13 +59,14 @@ class Shape:
         norms = self.layers * (2 * self.hidden + 2 * self.head_dim) + self.hidden
         return self.vocabulary * self.hidden * (1 if self.tied else 2) + self.matrices + norms
 
-    def flops(self, lengths: Sequence[int], trained: int) -> float:
+    def flops(self, lengths: Sequence[int], trained: int, *, frozen: bool = False) -> float:
         """Operations of one forward and backward pass, without recomputation.
 
-        Six per parameter of a matrix and token, the head only for the `trained` tokens, and causal attention:
-        12 x layers x width of queries x n (n + 1) / 2 for a sequence of n tokens.
+        Six per parameter of a matrix and token (four if the weights are `frozen`, as with LoRA: they have no
+        gradients), the head only for the `trained` tokens, and causal attention: 12 x layers x width of queries x
+        n (n + 1) / 2 for a sequence of n tokens.
         """
-        products = 6 * (self.matrices * sum(lengths) + self.hidden * self.vocabulary * trained)
+        products = (4 if frozen else 6) * (self.matrices * sum(lengths) + self.hidden * self.vocabulary * trained)
         pairs = sum(length * (length + 1) / 2 for length in lengths)
         return products + 12 * self.layers * self.heads * self.head_dim * pairs
 
@@ -71,8 +75,8 @@ class Shape:
         squares = sum(length**2 for length in lengths)
         return 6 * self.parameters * sum(lengths) + 12 * self.layers * self.heads * self.head_dim * squares
 
-    def plan_gib(self, num_tokens: int) -> float:
-        """GiB of tensors on the GPU of a single rank, as `agent-rft plan` estimates it for the same micro-batch."""
+    def plan_memory(self, rank: OneRank, itemsize: int = 2, lora: LoraSpec | None = None) -> Memory:
+        """Memory of a single rank on a GPU, as `agent-rft plan` estimates it for the same micro-batch."""
         shape = ModelShape(
             num_parameters=self.parameters,
             layers=self.layers,
@@ -83,15 +87,22 @@ class Shape:
             intermediate=self.intermediate,
             vocabulary=self.vocabulary,
         )
-        memory = rank_memory(
-            shape, _OneRank(num_tokens), on_gpu=True, itemsize=2, longest=num_tokens, keeps_start=False
-        )
-        return (memory.gpu_bytes - memory.gpu["context"]) / GIB
+        longest = rank.micro_batch_tokens
+        return rank_memory(shape, rank, on_gpu=True, itemsize=itemsize, longest=longest, keeps_start=False, lora=lora)
+
+    def plan_gib(self, num_tokens: int) -> float:
+        """GiB of tensors on the GPU of a single rank in bfloat16, without the CUDA context."""
+        return tensors_gib(self.plan_memory(OneRank(num_tokens)))
+
+
+def tensors_gib(memory: Memory) -> float:
+    """GiB that a plan expects on the GPU, without the CUDA context, which torch does not count."""
+    return (memory.gpu_bytes - memory.gpu["context"]) / GIB
 
 
 @dataclass(frozen=True, slots=True)
-class _OneRank:
-    """A job's settings of its cluster."""
+class OneRank:
+    """The settings of a job's cluster that the memory of a single rank depends on."""
 
     micro_batch_tokens: int
     learner_ranks: int = 1

@@ -1,7 +1,8 @@
 """The process that measures: all figures of the chosen parts that `results.jsonl` lacks, until the deadline.
 
-It exits with 0 if no figure is left, with `STOPPED` if the time is over, and with `BROKEN` after an error that leaves
-the device unusable for this process. `__main__` starts it again then, or if it dies.
+It exits with `FINISHED` if no figure is left, with `STOPPED` if no time is left, and with `RESTART` if another process
+has to continue: after an error that leaves the device unusable, or if each process measures one figure. The supervisor
+starts it again then, or if it dies.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu import copies, correctness, learner, machine, variants
-from benchmarks.gpu.figures import Figure, Line, NotMeasured, Results
+from benchmarks.gpu.figures import Figure, Line, NotMeasured, Results, time_limit
 from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.supervisor import FINISHED, RESTART, STOPPED
 
-STOPPED, BROKEN = 4, 5
 Catalogue = Mapping[str, Callable[[Machine], list[Figure]]]
 PARTS: Catalogue = {
     "machine": machine.figures,
@@ -31,30 +32,34 @@ PARTS: Catalogue = {
 }
 
 
-def run(here: Machine, parts: Sequence[str], deadline: float, catalogue: Catalogue = PARTS) -> int:
+def run(
+    here: Machine, parts: Sequence[str], deadline: float, catalogue: Catalogue = PARTS, *, one_per_process: bool = False
+) -> int:
     """Measure what is missing, in order; a figure that failed is not tried again."""
     where = here.describe()
     finished = {name for name, line in here.results.lines.items() if line.get("device") == where["device"]}
-    for part in parts:
-        for figure in catalogue[part](here):
-            if figure.name in finished:
-                continue
-            left = deadline - time.monotonic()
-            if left < figure.takes_s:
-                print(f"{left:.0f} s left, too little for {figure.name!r}: start again to continue", flush=True)
-                return STOPPED
-            labels = {"part": part, "unit": figure.unit, "aim": figure.aim, "anchor": figure.anchor}
-            line: Line = {"name": figure.name, **labels, **where}
-            here.results.start(line)
-            line |= measure(here, figure)
-            here.results.add(line)
-            try:
-                here.synchronize()
-            except RuntimeError:
-                return BROKEN
-            print(line.get("error") or line.get("not_measured") or line["value"], line["unit"], figure.name, flush=True)
-        correctness.eager.cache_clear()  # takes 2 GB
-    return 0
+    missing = [(part, figure) for part in parts for figure in catalogue[part](here) if figure.name not in finished]
+    for index, (part, figure) in enumerate(missing):
+        left = deadline - time.monotonic()
+        if left < figure.takes_s:
+            names = ", ".join(repr(other.name) for _, other in missing[index:])
+            print(f"{left:.0f} s left; start again to measure what was left out: {names}", flush=True)
+            return STOPPED
+        labels = {"part": part, "unit": figure.unit, "aim": figure.aim, "anchor": figure.anchor}
+        line: Line = {"name": figure.name, **labels, **where}
+        here.results.start(line)
+        line |= measure(here, figure)
+        here.results.add(line)
+        print(line.get("error") or line.get("not_measured") or line["value"], line["unit"], figure.name, flush=True)
+        if one_per_process and index + 1 < len(missing):
+            return RESTART
+        try:
+            here.synchronize()
+        except RuntimeError:
+            return RESTART
+        if index + 1 < len(missing) and missing[index + 1][0] != part:
+            correctness.eager.cache_clear()  # takes 2 GB
+    return FINISHED
 
 
 def measure(here: Machine, figure: Figure) -> Line:
@@ -63,7 +68,8 @@ def measure(here: Machine, figure: Figure) -> Line:
     began = time.monotonic()
     here.forget()
     try:
-        line |= {"value": None, "baseline": None} | dict(figure.measure())
+        with time_limit(figure.limit_s):
+            line |= {"value": None, "baseline": None} | dict(figure.measure())
     except NotMeasured as error:
         line["not_measured"] = str(error)
     except torch.OutOfMemoryError:
@@ -74,7 +80,11 @@ def measure(here: Machine, figure: Figure) -> Line:
     return line
 
 
-def main() -> int:
+def main(catalogue: Catalogue = PARTS, *, one_per_process: bool = False) -> int:
+    """Measure what the arguments ask for. On a CPU, one process measures all figures in any case.
+
+    Returns the exit code.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--parts", nargs="+", required=True)
@@ -95,7 +105,8 @@ def main() -> int:
     gc.freeze()  # collections after each figure then pass over what the imports left
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     here = Machine(device, dtype, options.tiny, Results(options.out))
-    return run(here, options.parts, deadline)
+    one_per_process = one_per_process and device.type != "cpu"
+    return run(here, options.parts, deadline, catalogue, one_per_process=one_per_process)
 
 
 if __name__ == "__main__":

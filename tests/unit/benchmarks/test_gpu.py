@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,15 +11,32 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.gpu import worker
-from benchmarks.gpu.__main__ import BROKEN, DONE, PARTS
+from benchmarks.gpu.__main__ import BENCHMARK
 from benchmarks.gpu.figures import Figure, NotMeasured, Results, table
 from benchmarks.gpu.machine import Machine
-from benchmarks.gpu.shapes import BYTES_PER_PARAMETER, QWEN3, TINY
+from benchmarks.gpu.shapes import BYTES_PER_PARAMETER, QWEN3, TINY, OneRank, tensors_gib
 from benchmarks.gpu.step import Algorithm, micro_batch
+from benchmarks.gpu.supervisor import STOPPED
 from cluster.planning.memory import rank_memory
 from cluster.planning.model_shape import ModelShape
+from cluster.planning.placement import Placement
 from cluster.planning.units import GIB
-from trainer.spec.job import AlgorithmSpec, ClusterSpec
+from trainer.spec.job import AlgorithmSpec
+from trainer.spec.lora import LoraSpec
+
+PLACEMENT = Placement(
+    engines=1,
+    engine_cores=1,
+    engine_gpus=1,
+    learner_ranks=1,
+    rank_cores=1,
+    rank_gpus=1,
+    dtype="bfloat16",
+    max_num_seqs=1,
+    zero_stage=1,
+    offload="none",
+    micro_batch_tokens=16_384,
+)
 
 
 def here(folder: Path) -> Machine:
@@ -36,11 +53,20 @@ def test_parameters_are_those_of_the_model(name: str) -> None:
 def test_the_plans_memory_is_that_of_a_job_with_one_rank() -> None:
     shape = QWEN3["1.7B"]
     sizes = ModelShape(shape.parameters, 28, 2048, 16, 8, 128, 6144, 151_936)
-    cluster = ClusterSpec(learner_ranks=1, zero_stage=1, micro_batch_tokens=16_384)
-    memory = rank_memory(sizes, cluster, on_gpu=True, itemsize=2, longest=16_384, keeps_start=False)
+    memory = rank_memory(sizes, PLACEMENT, on_gpu=True, itemsize=2, longest=16_384, keeps_start=False)
     assert shape.plan_gib(16_384) * GIB == pytest.approx(memory.gpu_bytes - memory.gpu["context"])
     held = sum(memory.gpu[part] for part in ("weights", "gradients", "optimizer")) - 200_000_000 * 4
     assert held == (BYTES_PER_PARAMETER + 2) * shape.parameters
+
+
+def test_the_plans_memory_depends_on_stage_offload_and_adapter() -> None:
+    shape, lora = QWEN3["1.7B"], LoraSpec(rank=16)
+    sizes = ModelShape(shape.parameters, 28, 2048, 16, 8, 128, 6144, 151_936)
+    placement = replace(PLACEMENT, zero_stage=2, offload="optimizer")
+    expected = rank_memory(sizes, placement, on_gpu=True, itemsize=2, longest=16_384, keeps_start=False, lora=lora)
+    planned = shape.plan_memory(OneRank(16_384, zero_stage=2, offload="optimizer"), 2, lora)
+    assert planned == expected
+    assert tensors_gib(planned) < shape.plan_gib(16_384)
 
 
 def test_the_algorithm_is_a_jobs_default() -> None:
@@ -53,6 +79,7 @@ def test_operations_of_a_step() -> None:
     assert TINY.matrices == 2 * (2 * 32 * 8 * (4 + 2) + 3 * 32 * 48)
     products = 6 * (TINY.matrices * 5 + 97 * 32 * 2)
     assert TINY.flops([3, 2], trained=2) == products + 12 * 2 * 32 * (6 + 3)
+    assert TINY.flops([1], 1) - TINY.flops([1], 1, frozen=True) == 2 * (TINY.matrices + 32 * 97)
     assert TINY.flops_6n([3, 2]) == 6 * TINY.parameters * 5 + 12 * 2 * 32 * (9 + 4)
 
 
@@ -99,7 +126,7 @@ def test_finished_figures_are_not_measured_again_and_failures_do_not_stop_the_ot
 def test_a_figure_is_not_started_without_the_time_for_it(tmp_path: Path) -> None:
     figure = Figure("slow", "s", lambda: {"value": 1.0}, takes_s=20)
     stopped = worker.run(here(tmp_path), ["own"], deadline=0.0, catalogue={"own": lambda _: [figure]})
-    assert stopped == worker.STOPPED and here(tmp_path).results.lines == {}
+    assert stopped == STOPPED and here(tmp_path).results.lines == {}
 
 
 def test_a_line_that_was_cut_off_is_ignored_and_the_lost_figure_is_known(tmp_path: Path) -> None:
@@ -114,6 +141,5 @@ def test_a_line_that_was_cut_off_is_ignored_and_the_lost_figure_is_known(tmp_pat
     assert json.loads((tmp_path / "results.jsonl").read_text().splitlines()[-1])["name"] == "c"
 
 
-def test_both_processes_know_the_same_parts_and_codes() -> None:
-    assert tuple(worker.PARTS) == PARTS
-    assert (*DONE, BROKEN) == (0, worker.STOPPED, worker.BROKEN)
+def test_both_processes_have_the_same_parts() -> None:
+    assert tuple(worker.PARTS) == BENCHMARK.parts
