@@ -136,7 +136,7 @@ def notebook() -> Notebook:
 def job(server: Server, servers: Servers, notebook: Notebook) -> Any:
     """A job that the notebook created and that ended, although its driver and the server were killed.
 
-    Before it, the base model answered, as in an evaluation: its engine is idle and holds a core that the job needs.
+    Before it, the base model answered, as in an evaluation. On two cores the job needs the core of its idle engine.
     """
     first = server.client.with_options(timeout=300).responses.create(model=MODEL, input="What is 2 + 2?")
     assert first.status in ("completed", "incomplete")
@@ -149,8 +149,6 @@ def job(server: Server, servers: Servers, notebook: Notebook) -> Any:
     server.end(signal.SIGKILL)
     server.start()
     wait_for(server, made.id, "successfully completed")
-    waited = [message for message in events_of(server, made.id) if f"in use by the served model {MODEL}" in message]
-    assert waited or (os.cpu_count() or 0) > 2, "on two cores the job needs the core of the model's idle engine"
     return server.client.fine_tuning.jobs.retrieve(made.id)
 
 
