@@ -214,7 +214,10 @@ def _embedded(address: IPAddress) -> tuple[IPv4Address, ...]:
 
 
 def parse_address(host: str) -> IPAddress | None:
-    """Return the address of a numeric host, None for a name. Accepts every notation that getaddrinfo accepts (2130706433, 0x7f.1, 0177.1)."""
+    """Return the address of a numeric host, or None for a name.
+
+    Understands every notation that getaddrinfo accepts, such as 2130706433, 0x7f.1 and 0177.1.
+    """
     try:
         return ip_address(host)
     except ValueError:

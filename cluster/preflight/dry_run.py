@@ -24,7 +24,7 @@ from actors.tools.sessions import SessionBook
 from cluster.preflight.examples import example_call, example_sample
 from cluster.preflight.form_check import SESSION, TOOLS
 from trainer.errors import Problem, RftError
-from trainer.spec.endpoints import OPENAI_CALL_S, SessionSpec, ToolSpec
+from trainer.spec.endpoints import TRIAL_CALL_S, SessionSpec, ToolSpec
 from trainer.spec.graders import GraderSpec, grader_for_trial
 from trainer.spec.job import Reinforcement
 from trainer.spec.operator.config import Operator
@@ -146,8 +146,8 @@ def _failed(error: RftError, code: str, field: str, headers: str, wanted: str, m
     """
     kind = str(error.details.get("kind"))
     has_one_request = error.details.get("attempts") == 1  # it was accepted, and neither rejected nor lost
-    if kind == "deadline" and has_one_request and may_take_s > OPENAI_CALL_S:
-        message = f"the trial call was not answered within {OPENAI_CALL_S:g} s, and a call may take {may_take_s:g} s"
+    if kind == "deadline" and has_one_request and may_take_s > TRIAL_CALL_S:
+        message = f"the trial call was not answered within {TRIAL_CALL_S:g} s, and a call may take {may_take_s:g} s"
         return Problem(UNANSWERED, field, message, "check the endpoint's log to see whether it works on the call")
     if kind == "refused":
         return Problem(CODES[kind], headers, error.message, TOKEN_REMEDY)

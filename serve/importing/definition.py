@@ -25,7 +25,7 @@ from serve.importing.secrets import DOLLAR, Secrets
 from serve.importing.source import ROWS
 from serve.importing.wire import WireJob
 from trainer.errors import InvalidJob, Problem
-from trainer.spec.endpoints import MAX_TIMEOUT_S, OPENAI_CALL_S, ToolSpec
+from trainer.spec.endpoints import MAX_TIMEOUT_S, TRIAL_CALL_S, ToolSpec
 from trainer.spec.graders import LabelModelGrader, PythonGrader, ScoreModelGrader, TextSimilarityGrader
 from trainer.spec.integrations import WandbSettings
 from trainer.spec.job import JobSpec, Reinforcement, RolloutLimits
@@ -186,14 +186,14 @@ def _with_openai_timeouts(endpoint: Any, place: str, notes: list[str]) -> Any:
     longer = {
         name: value
         for name in ("timeout_s", "attempt_timeout_s")
-        if isinstance(value := endpoint.get(name), int | float) and value > OPENAI_CALL_S
+        if isinstance(value := endpoint.get(name), int | float) and value > TRIAL_CALL_S
     }
     for name, value in longer.items():
         notes.append(
-            f"{one_line(place)}.{name} was {cut(str(value), 40)} and is {OPENAI_CALL_S:g} now, the limit at OpenAI; "
+            f"{one_line(place)}.{name} was {cut(str(value), 40)} and is {TRIAL_CALL_S:g} now, the limit at OpenAI; "
             f"you can raise it in the job file, to at most {MAX_TIMEOUT_S}"
         )
-    return endpoint | dict.fromkeys(longer, OPENAI_CALL_S)
+    return endpoint | dict.fromkeys(longer, TRIAL_CALL_S)
 
 
 # -- its form ----------------------------------------------------------------------------------------------------------

@@ -29,14 +29,14 @@ from serve.http.schemas.base import answers
 from serve.http.schemas.graders import GraderRun, ToolOutput, ValidGrader
 from serve.http.trials import Trials
 from trainer.errors import Discard, EndpointRefused, InvalidJob, RftError, UserError
-from trainer.spec.endpoints import OPENAI_CALL_S, ToolSpec
+from trainer.spec.endpoints import TRIAL_CALL_S, ToolSpec
 from trainer.spec.graders import EndpointGrader, GraderSpec, LabelModelGrader, MultiGrader, ScoreModelGrader
 from trainer.spec.operator.config import Operator
 from trainer.spec.reader import without_nulls
 from trainer.types import Grade, ToolCall
 
 Id = Annotated[str, Field(min_length=1, max_length=200)]
-LATE = f". A trial call ends after {OPENAI_CALL_S:.0f} s at the latest; a job's calls may take longer"
+LATE = f". A trial call ends after {TRIAL_CALL_S:.0f} s at the latest; a job's calls may take longer"
 
 
 class StrictBody(BaseModel):

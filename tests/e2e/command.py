@@ -34,7 +34,7 @@ def run(*arguments: str | Path, environment: Mapping[str, str]) -> subprocess.Co
 
 
 def marked(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a process that `processes` finds, without an operator configuration from outside the test."""
+    """Return the environment of a process that `processes` finds, without an operator configuration from outside."""
     own = {name: value for name, value in environment.items() if name != "AGENT_RFT_CONFIG"}
     return own | {MARK: str(os.getpid())}
 

@@ -20,7 +20,7 @@ Processes = Annotated[int, Field(ge=1, le=4_096)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MAX_OUTPUT_BYTES = 1_000_000
 """Largest tool output that OpenAI's API accepts."""
-OPENAI_CALL_S = 600.0
+TRIAL_CALL_S = 600.0
 """Longest call at OpenAI, in seconds; calls of imported jobs and trial calls keep this limit."""
 MAX_TIMEOUT_S = 6 * 3600
 """Largest timeout of a call, in seconds: enough for builds and test suites."""
@@ -70,8 +70,8 @@ class Endpoint(Strict):
     failed. Waits after 408, 425, 429 and 503 are not counted: they go on until `timeout_s`."""
 
     def for_trial(self) -> Self:
-        """Return this endpoint with a `timeout_s` of at most `OPENAI_CALL_S`, for a trial call."""
-        return self.model_copy(update={"timeout_s": min(self.timeout_s, OPENAI_CALL_S)})
+        """Return this endpoint with a `timeout_s` of at most `TRIAL_CALL_S`, for a trial call."""
+        return self.model_copy(update={"timeout_s": min(self.timeout_s, TRIAL_CALL_S)})
 
 
 class ToolSpec(Endpoint):

@@ -183,7 +183,7 @@ async def test_a_name_that_was_public_at_the_start_does_not_become_private() -> 
         port = URL(server.url).port
         rebound = f"http://tools.example:{port}/run"
         operator = allowed_for(server.url, rebound, addresses=[PUBLIC])
-        with pytest.raises(EndpointRefused, match="resolves to 127.0.0.1, a loopback address") as refused:
+        with pytest.raises(EndpointRefused, match=r"resolves to 127\.0\.0\.1, a loopback address") as refused:
             await post(operator, rebound, Names(["127.0.0.1"]))
         assert f"add 127.0.0.1:{port}" in str(refused.value.remedy)
         assert server.received == []

@@ -146,9 +146,9 @@ def test_a_value_outside_of_todays_bounds_is_kept_with_a_warning() -> None:
 
 
 def test_a_bound_inside_a_list_is_kept_too() -> None:
-    tools = [{"name": "a", "server_url": URL}, {"name": "b", "server_url": URL, "timeout_s": 601}]
+    tools = [{"name": "a", "server_url": URL}, {"name": "b", "server_url": URL, "timeout_s": 21_601}]
     spec, warnings = without_todays_bounds(raw_job(tools=tools), "the run")
-    assert [tool.timeout_s for tool in spec.reinforcement.tools] == [120.0, 601] and len(warnings) == 1
+    assert [tool.timeout_s for tool in spec.reinforcement.tools] == [120.0, 21_601] and len(warnings) == 1
 
 
 def test_trackers_that_this_version_does_not_have_are_left_out_with_a_warning() -> None:
