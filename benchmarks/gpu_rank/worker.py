@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import threading
+
 from torch import distributed as dist
 
 from benchmarks.gpu import worker
 from benchmarks.gpu_rank import equality, gather, offload, snapshot, step
 
+LEAVE_S = 15.0
+"""How long a worker may take to leave its process group."""
 PARTS: worker.Catalogue = {
     "equality": equality.figures,
     "step": step.figures,
@@ -18,12 +23,15 @@ PARTS: worker.Catalogue = {
 
 
 def main() -> int:
-    try:
-        # DeepSpeed does not give all memory back, and its process group lasts as long as its process.
-        return worker.main(PARTS, one_per_process=True)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()  # its threads would keep the process from ending
+    # DeepSpeed does not give all memory back, and its process group lasts as long as its process.
+    code = worker.main(PARTS, one_per_process=True)
+    if dist.is_initialized():
+        # The group's threads would keep the process from ending; after an error on a GPU, this may hang as well.
+        timer = threading.Timer(LEAVE_S, os._exit, [code])
+        timer.daemon = True
+        timer.start()
+        dist.destroy_process_group()
+    return code
 
 
 if __name__ == "__main__":

@@ -1,20 +1,29 @@
-"""`benchmarks.gpu` runs on a machine that has torch, transformers, numpy and safetensors, and nothing else of ours."""
+"""The benchmarks of a lent GPU run without the packages that such a machine lacks.
+
+`benchmarks.gpu` needs torch, transformers, numpy and safetensors. `benchmarks.gpu_rank` also needs its wheels.
+"""
 
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from benchmarks.gpu_rank.packages import INSTALLED, WHEELS
 from tests.support.paths import ROOT
 
 OURS = ("actors", "benchmarks", "cluster", "examples", "serve", "trainer")
 ALLOWED = {"torch", "transformers", "numpy", "safetensors", *OURS, *sys.stdlib_module_names}
 MISSING = {"pydantic", "ray", "vllm", "deepspeed", "typer", "rich", "aiohttp", "fastapi", "sqlalchemy", "psutil"}
-SITE = f"""
+SITE = """
 import atexit, os, sys
 from pathlib import Path
 
@@ -26,22 +35,41 @@ class Without:
         return getattr(self.finder, name)
 
     def find_spec(self, name, path=None, target=None):
-        return None if name.partition(".")[0] in {MISSING!r} else self.finder.find_spec(name, path, target)
+        return None if name.partition(".")[0] in {missing!r} else self.finder.find_spec(name, path, target)
 
 sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 atexit.register(lambda: Path(os.environ["MODULES"], str(os.getpid())).write_text("\\n".join(sys.modules)))
 """
 
 
+class Trial:
+    """A benchmark's trial on a CPU, in processes that cannot import `missing`."""
+
+    def __init__(self, folder: Path, package: str, missing: Collection[str]) -> None:
+        for name in ("site", "modules"):
+            (folder / name).mkdir()
+        site = SITE.format(missing=set(missing))
+        (folder / "site" / "sitecustomize.py").write_text(site)  # Python imports it at each start
+        self._modules = folder / "modules"
+        self._environment = os.environ | {"PYTHONPATH": str(folder / "site"), "MODULES": str(self._modules)}
+        self._command = [sys.executable, "-m", package, "--tiny", "--out", str(folder / "out")]
+        self._results = folder / "out" / "results.jsonl"
+
+    def run(self) -> str:
+        """The content of the file of results."""
+        done = subprocess.run(self._command, cwd=ROOT, env=self._environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return self._results.read_text()
+
+    @property
+    def modules(self) -> set[str]:
+        """The names of all modules that were imported."""
+        return {name for file in self._modules.iterdir() for name in file.read_text().split("\n")}
+
+
 def test_the_trial_on_a_cpu_runs_without_what_a_lent_machine_lacks(tmp_path: Path) -> None:
-    (tmp_path / "site").mkdir()
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(SITE)  # Python imports it at each start
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site"), "MODULES": str(tmp_path / "modules")}
-    command = [sys.executable, "-m", "benchmarks.gpu", "--tiny", "--out", str(tmp_path / "out")]
-    first = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert first.returncode == 0, first.stdout[-3000:] + first.stderr[-3000:]
-    written = (tmp_path / "out" / "results.jsonl").read_text()
+    trial = Trial(tmp_path, "benchmarks.gpu", MISSING)
+    written = trial.run()
     lines = [json.loads(line) for line in written.splitlines()]
     assert {line["part"] for line in lines} == {"machine", "correctness", "variants", "learner", "copies"}
     assert [line for line in lines if "error" in line or line.get("exact") is False] == []
@@ -50,14 +78,46 @@ def test_the_trial_on_a_cpu_runs_without_what_a_lent_machine_lacks(tmp_path: Pat
         "learner 4B LoRA, 16k, rollouts",
     }
     assert "fastest exact settings" in {line["name"] for line in lines}
-
-    modules = {name for file in (tmp_path / "modules").iterdir() for name in file.read_text().split("\n")}
-    own = {name for name in modules if name.partition(".")[0] in OURS}
+    own = {name for name in trial.modules if name.partition(".")[0] in OURS}
     assert "trainer.model.policy" in own and "cluster.planning.memory" in own
     assert {package for name in own for package in imported_by(name)} <= ALLOWED
+    assert trial.run() == written
 
-    again = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert again.returncode == 0 and (tmp_path / "out" / "results.jsonl").read_text() == written
+
+def test_the_ranks_trial_needs_only_torch_transformers_and_the_packages_of_its_wheels(tmp_path: Path) -> None:
+    there = with_dependencies(INSTALLED) | set(WHEELS.values())
+    missing = {
+        module
+        for module, packages in importlib.metadata.packages_distributions().items()
+        if not there & {canonicalize_name(package) for package in packages} and module not in OURS
+    }
+    assert {"ray", "vllm", "aiohttp"} <= missing
+    trial = Trial(tmp_path, "benchmarks.gpu_rank", missing)
+    written = trial.run()
+    lines = [json.loads(line) for line in written.splitlines()]
+    assert {line["part"] for line in lines} == {"equality", "step", "snapshot", "offload", "gather", "stages"}
+    assert [line for line in lines if line.get("value") is None or line.get("exact") is False] == []
+    assert "deepspeed.runtime.zero.stage3" in trial.modules
+    assert "torch.utils.cpp_extension" not in trial.modules, "DeepSpeed compiles an operation"
+    assert trial.run() == written
+
+
+def with_dependencies(packages: Iterable[str]) -> set[str]:
+    """The installed packages that these need, without extras, and these."""
+    found: set[str] = set()
+    pending = list(packages)
+    while pending:
+        name = canonicalize_name(pending.pop())
+        if name in found:
+            continue
+        try:
+            requires = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue  # of other systems, or optional
+        found.add(name)
+        needed = map(Requirement, requires)
+        pending += [one.name for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return found
 
 
 def imported_by(module: str) -> set[str]:
