@@ -200,7 +200,7 @@ ALERTS = (
         "{{ $labels.job }}: a job has failed",
         "Its driver ended with an error and released its engines and learner. For the job `api`: a job of the server "
         "failed, maybe before it had a driver.",
-        "The last event says why (`events.jsonl`, `agent-rft events list JOB`; `agent-rft jobs log ID` has what the "
+        "The last event says why (`events.jsonl`, `agent-rft events list JOB`; `agent-rft jobs log JOB` has what the "
         "driver wrote). `agent-rft explain CODE` explains a problem code. Once the cause is gone, resume it: it starts "
         "at its last checkpoint.",
     ),
@@ -237,7 +237,7 @@ ALERTS = (
         "20m",
         "{{ $value }} jobs of the server wait, and none runs",
         "No job starts, although one may: the server does not reach the cluster, or waits for a paused job to save.",
-        "The server's log says what it tries. `ray status` and `agent-rft jobs retrieve ID` show whether the cluster "
+        "The server's log says what it tries. `ray status` and `agent-rft jobs get JOB` show whether the cluster "
         "answers; restarting the server loses nothing.",
     ),
     Alert(
