@@ -254,8 +254,10 @@ async def test_tool_choice_is_obeyed_in_the_familys_form(served: ChatEngine) -> 
 async def test_a_model_whose_template_renders_no_calls_is_sampled_trained_and_served_without_tools(
     served: ChatEngine, folder: Path, tmp_path: Path
 ) -> None:
-    """The weights of `served`, with another template: each turn is an answer, after the reasoning of its prompt."""
+    """The weights of `served`, with another template and no token for calls: each turn is reasoning and an answer."""
     model = Path(shutil.copytree(folder, tmp_path / "model"))
+    for file in model.glob("tokenizer*.json"):
+        file.write_text(file.read_text().replace('"<tool_call>"', '"<unused>"'))
     opened = WITHOUT_TOOLS.replace("assistant\\n", "assistant\\n<think>\\n")
     (model / "chat_template.jinja").write_text(opened)
     found, mistake = find_dialect(AutoTokenizer.from_pretrained(model), UNKNOWN)

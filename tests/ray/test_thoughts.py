@@ -44,10 +44,27 @@ def parser_class(tokenizer: Any) -> Any:
     return ParserManager.get_parser("hermes", parser, enable_auto_tools=True, tokenizer=tokenizer)
 
 
-def request() -> Any:
+@pytest.mark.parametrize("tool_parser", ["hermes", None])
+def test_reasoning_is_separated_with_and_without_a_tool_parser(tokenizer: Any, tool_parser: str | None) -> None:
+    from vllm.parser import ParserManager
+
+    from actors.engine.chat import thoughts
+
+    name = thoughts.parser_between(HERMES.thought_marks)
+    enabled = tool_parser is not None
+    parser_class: Any = ParserManager.get_parser(tool_parser, name, enable_auto_tools=enabled, tokenizer=tokenizer)
+    asked = request(tools=None)
+    parser = parser_class(tokenizer, None)
+    assert parser.adjust_request(asked).skip_special_tokens is False, "the marks may be special tokens"
+    text = f"<think>look</think>{CALL}"
+    found = parser.parse(text, asked, enabled, tokenizer.encode(text, add_special_tokens=False))
+    assert (found[0], (found[1] or "").strip()) == ("look", CALL)
+
+
+def request(tools: Any = TOOLS) -> Any:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
-    return ChatCompletionRequest(model="m", messages=[], tools=TOOLS)
+    return ChatCompletionRequest(model="m", messages=[], tools=tools)
 
 
 @pytest.mark.parametrize(("prompt", "text", "reasoning", "content", "names"), CASES)

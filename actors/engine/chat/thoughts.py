@@ -29,6 +29,11 @@ class ThoughtParser(BaseThinkingReasoningParser):  # type: ignore[misc] # vLLM h
     def end_token(self) -> str:
         return self.marks[1]
 
+    def adjust_request(self, request: Any) -> Any:
+        """Keep special tokens in the text, as rollouts do: the marks may be special, and are searched in the text."""
+        request.skip_special_tokens = False
+        return request
+
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
         """False for any prompt: thoughts of earlier turns say nothing about this one."""
         return False
