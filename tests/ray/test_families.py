@@ -251,15 +251,21 @@ async def test_tool_choice_is_obeyed_in_the_familys_form(served: ChatEngine) -> 
         assert "tool_calls" not in choice["message"] and "<tool_call>" not in (choice["message"]["content"] or "")
 
 
+def without_calls(folder: Path, copy: Path) -> Path:
+    """Copy a model; its template renders no calls and opens a thought, and no token of its vocabulary is for calls."""
+    shutil.copytree(folder, copy)
+    for file in copy.glob("tokenizer*.json"):
+        file.write_text(file.read_text().replace('"<tool_call>"', '"<unused>"'))
+    opened = WITHOUT_TOOLS.replace("assistant\\n", "assistant\\n<think>\\n")
+    (copy / "chat_template.jinja").write_text(opened)
+    return copy
+
+
 async def test_a_model_whose_template_renders_no_calls_is_sampled_trained_and_served_without_tools(
     served: ChatEngine, folder: Path, tmp_path: Path
 ) -> None:
-    """The weights of `served`, with another template and no token for calls: each turn is reasoning and an answer."""
-    model = Path(shutil.copytree(folder, tmp_path / "model"))
-    for file in model.glob("tokenizer*.json"):
-        file.write_text(file.read_text().replace('"<tool_call>"', '"<unused>"'))
-    opened = WITHOUT_TOOLS.replace("assistant\\n", "assistant\\n<think>\\n")
-    (model / "chat_template.jinja").write_text(opened)
+    """On the engine of `served`: each turn is reasoning and an answer."""
+    model = without_calls(folder, tmp_path / "model")
     found, mistake = find_dialect(AutoTokenizer.from_pretrained(model), UNKNOWN)
     renderer, engine = answers_only(found), served._engine
     assert mistake is not None and renderer is not None and engine is not None
