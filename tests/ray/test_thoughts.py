@@ -56,9 +56,11 @@ def test_reasoning_is_separated_with_and_without_a_tool_parser(tokenizer: Any, t
     asked = request(tools=None)
     parser = parser_class(tokenizer, None)
     assert parser.adjust_request(asked).skip_special_tokens is False, "the marks may be special tokens"
-    text = f"<think>look</think>{CALL}"
-    found = parser.parse(text, asked, enabled, tokenizer.encode(text, add_special_tokens=False))
-    assert (found[0], (found[1] or "").strip()) == ("look", CALL)
+    for prompt, text in (("", f"<think>look</think>{CALL}"), ("<think>", f"look</think>{CALL}")):
+        found = parser.parse(text, asked, enabled, tokenizer.encode(text, add_special_tokens=False))
+        assert (found[0], (found[1] or "").strip()) == ("look", CALL)
+        reasoning, content, _ = streamed(tokenizer, parser_class(tokenizer, None), asked, prompt, text)
+        assert (reasoning, content.strip()) == ("look", CALL)
 
 
 def request(tools: Any = TOOLS) -> Any:
@@ -77,25 +79,28 @@ def test_a_thought_ends_where_the_episode_loop_ends_it(
     assert [made.name for made in found[2] or []] == names
 
 
+def streamed(tokenizer: Any, parser: Any, asked: Any, prompt: str, text: str) -> tuple[str, str, list[str]]:
+    """Parse a text token by token; returns the reasoning, the content and the names of the calls."""
+    prompt_ids = tokenizer.encode(f"hi{prompt}", add_special_tokens=False)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    reasoning, content, called = "", "", list[str]()
+    for i, token in enumerate(ids):
+        before, after = (tokenizer.decode(ids[:n], skip_special_tokens=False) for n in (i, i + 1))
+        delta = parser.parse_delta(after[len(before) :], [token], asked, prompt_ids, finished=i == len(ids) - 1)
+        if delta is None:
+            continue
+        reasoning += delta.reasoning or ""
+        content += delta.content or ""
+        called += [made.function.name for made in delta.tool_calls or () if made.function and made.function.name]
+    return reasoning, content, called
+
+
 @pytest.mark.parametrize(("prompt", "text", "reasoning", "content", "names"), CASES)
 def test_a_stream_is_parsed_equally(
     tokenizer: Any, parser_class: Any, prompt: str, text: str, reasoning: Any, content: Any, names: list[str]
 ) -> None:
-    wanted, parser = request(), parser_class(tokenizer, request().tools)
-    prompt_ids = tokenizer.encode(f"hi{prompt}", add_special_tokens=False)
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    seen: dict[str, str] = {"reasoning": "", "content": ""}
-    called: list[str] = []
-    for i, token in enumerate(ids):
-        before, after = (tokenizer.decode(ids[:n], skip_special_tokens=False) for n in (i, i + 1))
-        delta = parser.parse_delta(after[len(before) :], [token], wanted, prompt_ids, finished=i == len(ids) - 1)
-        if delta is None:
-            continue
-        seen["reasoning"] += delta.reasoning or ""
-        seen["content"] += delta.content or ""
-        called += [made.function.name for made in delta.tool_calls or () if made.function and made.function.name]
-    assert (seen["reasoning"] or None, seen["content"].strip() or None) == (reasoning, content)
-    assert called == names
+    found = streamed(tokenizer, parser_class(tokenizer, request().tools), request(), prompt, text)
+    assert (found[0] or None, found[1].strip() or None, found[2]) == (reasoning, content, names)
 
 
 def test_thoughts_are_counted_as_in_the_episode_loop(tokenizer: Any, parser_class: Any) -> None:
