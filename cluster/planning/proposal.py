@@ -23,7 +23,7 @@ OFFLOADS: tuple[Offload, ...] = get_args(Offload)
 MIN_CONTEXT = 1024
 MIN_MICRO_BATCH = 512
 MAX_RANKS, MORE_RANKS = 128, 8
-TRIES_AT_A_LEVEL, MAX_TRIES = 60, 300
+TRIES_AT_A_LEVEL, MAX_TRIES = 100, 400
 
 
 def halves(number: int, least: int) -> list[int]:
@@ -107,12 +107,17 @@ def _layouts(level: _Level) -> Iterator[dict[str, Any]]:
     together_too = reinforcement and request.learner and (level.on_gpus or on_policy)
     apart = level.on_gpus and not placement_of(request).colocated
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    shapes = product(_engine_gpus(level), (True, False) if together_too else (False,), _shapes_of_ranks(level))
-    for gpus, together, (ranks, stage, micro, offload) in shapes:
+    # One engine is the smallest layout. The job's own number may fit where one does not: Ray packs bundles, so another
+    # engine can move the ranks to a node with more memory.
+    engine_counts = dict.fromkeys((1, cluster.engines)) if reinforcement else (cluster.engines,)
+    shapes = product(
+        engine_counts, _engine_gpus(level), (True, False) if together_too else (False,), _shapes_of_ranks(level)
+    )
+    for engines, gpus, together, (ranks, stage, micro, offload) in shapes:
         if together and gpus > 1:
             continue
         settings = {
-            "cluster.engines": 1 if reinforcement else cluster.engines,
+            "cluster.engines": engines,
             "cluster.engine_gpus": gpus,
             "cluster.learner_ranks": ranks,
             "cluster.zero_stage": stage,

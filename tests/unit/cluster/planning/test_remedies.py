@@ -125,7 +125,7 @@ def test_a_proposal_fits_and_is_never_larger_than_a_job_that_fits(made: Request,
         return
     proposed = lay_out(made.with_settings(changes))
     assert proposed.fits
-    named = ("engines", "learner_ranks", "zero_stage", "micro_batch_tokens")
+    named = ("learner_ranks", "zero_stage", "micro_batch_tokens")
     for settings_of_other in ({}, {f"cluster.{name}": other[name] for name in named}):
         plan = lay_out(made.with_settings(settings_of_other))
         if plan.fits:
