@@ -18,7 +18,7 @@ import yaml
 
 from cluster.records.run_folder import RunFolder
 from examples.ledger.services import services
-from tests.e2e.command import AGENT_RFT, kill, marked, processes_left, run
+from tests.e2e.command import AGENT_RFT, CONFIG, kill, marked, processes_left, run
 from tests.support.paths import LEDGER, ROOT
 from tests.support.shared_memory import left_behind, unheld
 from trainer.events import EngineReplaced
@@ -107,7 +107,7 @@ def test_train_refuses_a_job_that_needs_more_cores_than_the_cluster_has(
 
 
 def test_an_address_without_a_cluster_is_reported_at_once(tmp_path: Path, environment: dict[str, str]) -> None:
-    done = run("check", write_job(tmp_path), "--address", "127.0.0.1:1", environment=environment)
+    done = run("check", write_job(tmp_path), "--address", "127.0.0.1:1", "--config", CONFIG, environment=environment)
     assert done.returncode == 2, done.stdout
     assert "127.0.0.1:1: Connection refused [no_cluster]" in done.stdout
 
