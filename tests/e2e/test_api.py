@@ -23,9 +23,21 @@ import pytest
 import yaml
 
 from examples.ledger.services import services
-from examples.openai_sdk.agent_rft import Servers, by_chat, by_responses, follow, mean_grade, start, upload
+from examples.openai_sdk.agent_rft import (
+    Servers,
+    by_chat,
+    by_responses,
+    follow,
+    mean_grade,
+    start,
+    tools_and_grader,
+    upload,
+)
+from tests.e2e import route_calls
+from tests.e2e.client_commands import EXCEPTIONS, Commands, call_all, call_runbook, documented
 from tests.e2e.command import AGENT_RFT, marked, processes, processes_left
 from tests.e2e.notebook import Notebook
+from tests.e2e.process_logs import log_files, tracebacks
 from tests.support.paths import LEDGER, ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -192,6 +204,59 @@ def test_the_notebook_runs_to_its_end(
     printed = capsys.readouterr().out
     assert "The job has successfully completed" in printed and f"step-{STEPS} reward 0." in printed
     assert len(notebook.names["grades"]) == ROWS and max(notebook.names["grades"]) == 1.0
+
+
+@pytest.fixture(scope="module")
+def request_of_a_job(server: Server, servers: Servers) -> dict[str, Any]:
+    """A valid request for a job whose files are on the server."""
+    client = server.client
+    return {
+        "model": MODEL,
+        "training_file": upload(client, LEDGER / "data" / "train.jsonl"),
+        "method": {
+            "type": "reinforcement",
+            "reinforcement": {**tools_and_grader(servers), "hyperparameters": {"batch_size": 16, "n_epochs": 1}},
+        },
+        "seed": 7,
+    }
+
+
+def tuned(server: Server, job: Any, step: int) -> str:
+    """Return the model of a job's checkpoint after a step."""
+    checkpoints = server.client.fine_tuning.jobs.checkpoints.list(job.id).data
+    return next(one.fine_tuned_model_checkpoint for one in checkpoints if one.step_number == step)
+
+
+@pytest.mark.timeout(600)
+def test_every_documented_route_answers_as_documented(
+    server: Server, job: Any, rows: list[dict[str, Any]], request_of_a_job: dict[str, Any]
+) -> None:
+    reinforcement = request_of_a_job["method"]["reinforcement"]
+    with route_calls.clients(server.url, server.key) as (routes, sdk, plain):
+        route_calls.call_files(sdk)
+        route_calls.call_job(sdk, plain, job.id, rows[0])
+        route_calls.call_trials(sdk, plain, reinforcement["tools"][0], rows[0])
+        route_calls.call_keys(plain)
+        route_calls.call_models(sdk, job.fine_tuned_model, tuned(server, job, 2))
+        route_calls.call_new_jobs(sdk, plain, request_of_a_job)
+        assert routes.documented - routes.seen == set(route_calls.EXCEPTIONS)
+
+
+@pytest.mark.timeout(300)
+def test_every_command_for_a_server_works(
+    server: Server, job: Any, request_of_a_job: dict[str, Any], tmp_path: Path
+) -> None:
+    commands = Commands(server.variables, server.folder / "state")
+    call_runbook(commands, job.id)
+    call_all(commands, job.id, tuned(server, job, 4), request_of_a_job, tmp_path)
+    assert documented() - commands.seen == set(EXCEPTIONS)
+
+
+def test_no_process_has_logged_a_traceback(server: Server, job: Any) -> None:
+    """After all of the above: the server's own log, those of jobs, and those of Ray's processes."""
+    names = {path.name for path in log_files(server.folder / "state")}
+    assert "access-0.jsonl" in names and any(name.startswith("worker-") for name in names)
+    assert tracebacks(server.folder / "state") == []
 
 
 def test_the_script_creates_a_job_which_is_cancelled_while_it_waits(
