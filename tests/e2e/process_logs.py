@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 EXPECTED: dict[str, str] = {}
-"""Patterns of tracebacks that are no fault, with the reason."""
+"""Patterns of tracebacks that are not faults, with the reason."""
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:(?:[ \t].*)?\n)*.*", re.MULTILINE)
 
 

@@ -46,7 +46,7 @@ class Routes:
         method, path = response.request.method, response.request.url.path
         found = [route for route, pattern in self._patterns if route[0] == method and pattern.fullmatch(path)]
         assert found, f"{method} {path} is not documented"
-        route = min(found, key=lambda one: one[1].count("{"))  # /jobs/check is no job
+        route = min(found, key=lambda one: one[1].count("{"))  # /jobs/check is not a job
         kind = response.headers["content-type"].partition(";")[0]
         documented = self._operations[route]["responses"][str(response.status_code)]["content"]
         assert response.status_code < 300 and kind in documented, f"{method} {path}: {response.status_code} {kind}"
