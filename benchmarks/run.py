@@ -1,6 +1,6 @@
 """Runs benchmarks, each in a process of its own: a few, all, or all at their smallest size.
 
-    python -m benchmarks.run             # `make bench`: the quick ones, under ten minutes on two cores
+    python -m benchmarks.run             # `make bench`: the quick ones, more than 12 minutes on two cores
     python -m benchmarks.run --full      # `make bench-full`: all figures of RESULTS.md, in its order; hours
     python -m benchmarks.run --smallest  # whether all of them work; the figures mean nothing
 

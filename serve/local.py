@@ -22,6 +22,7 @@ from ray.serve.schema import LoggingConfig
 
 from cluster.ray_cluster.session import end_leftover, job_cluster
 from cluster.run.signals import Signals
+from serve.host import url_of
 from serve.host.listener import KEEP_ALIVE_S, reserved_port
 from serve.host.server_log import LogFollower
 from serve.host.state import ServerState, StateLocations
@@ -79,10 +80,8 @@ def run_server(
                 host, port = start_serve(ProxyLocation.HeadOnly, host, port)
             path = None if config is None else str(config.resolve())
             deploy(Settings(folder=str(locations.folder.resolve()), config=path, listen=listen))
-            shown = f"[{host}]" if ":" in host else host
-            ready = (
-                f"serving at http://{shown}:{port}/v1 (docs at /docs)\nthe console is ready at http://{shown}:{port}/"
-            )
+            url = url_of(host, port)
+            ready = f"serving at {url}/v1 (docs at /docs)\nthe console is ready at {url}/"
             asyncio.run(_until_signal(partial(tell, ready)))
             if address is None:
                 ray_serve.delete(APP)  # finishes the requests in progress; all else ends with the cluster

@@ -154,7 +154,7 @@ class Engine:
         """
         try:
             await self._start()
-        except BaseException:
+        except BaseException:  # on cancellation too, so that no process is left behind
             self.shutdown()
             raise
 

@@ -25,7 +25,7 @@ def create_client(config: Any, log_stats: bool) -> Any:
 
     try:
         return AsyncLLM.from_vllm_config(config, disable_log_stats=not log_stats)
-    except BaseException as error:
+    except BaseException as error:  # on a signal too
         _close_after(error)
         raise
 

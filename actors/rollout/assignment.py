@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from actors.rollout.episode import RolloutRequest
 
 MAX_EXTRA_ROLLOUTS = 2
-"""How many rollouts more than the least loaded engine an engine may have and still be preferred for its group."""
+"""Rollouts by which an engine may exceed the least loaded engine and still be preferred for its group."""
 
 GroupKey = tuple[int, str]
 """Epoch and row of a group: its retries and its second sampling have the same key."""
@@ -60,7 +60,7 @@ class GroupAffinity:
     """Assigns rollouts to an engine that already has their group, as far as balance allows.
 
     Such an engine must have a free slot, and at most MAX_EXTRA_ROLLOUTS more rollouts in flight than the least loaded
-    engine. If there is none, the least loaded engine is chosen. `max_num_seqs` is the number of slots of each engine.
+    engine. Otherwise the least loaded engine is chosen. `max_num_seqs` is the number of slots of each engine.
     """
 
     def __init__(self, max_num_seqs: int) -> None:

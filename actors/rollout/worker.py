@@ -78,7 +78,7 @@ class RolloutWorker(Reachable):
         spec, owner = self._config.episode, self._config.owner
         dispatcher = DispatcherClient(*self._config.dispatchers)
         renderer = Renderer(tokenizer, self._config.dialect)
-        renderer.plain("")  # copies the tokenizer, for which the first tool result would wait
+        renderer.warm_up()
         self._runner = EpisodeRunner(
             spec,
             renderer,

@@ -17,7 +17,7 @@ from benchmarks.gpu.figures import Results, table
 FINISHED, STOPPED, RESTART = 0, 4, 5
 """Exit codes of a worker: no figure is left, no time is left, another process has to continue."""
 GRACE_S = 30.0
-"""How long a figure may run past the deadline."""
+"""Seconds that a figure may run past the deadline."""
 LEAST_S = 10.0
 
 

@@ -18,7 +18,7 @@ from trainer.model.batch import MicroBatch
 
 LOSS = "loss"
 FIRST_MOMENT = "exp_avg:0:"
-"""What the names of Adam's first moments begin with if one rank holds each parameter in full."""
+"""Prefix of the names of Adam's first moments if one rank holds each parameter in full."""
 
 
 @dataclass(frozen=True, slots=True)

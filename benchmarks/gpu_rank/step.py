@@ -36,7 +36,7 @@ STAGES = (
 """The other stages, which one rank gains nothing from."""
 SECONDS = {"0.6B": 20.0, "1.7B": 30.0}
 SLOW = 2
-"""How many times longer steps in float32 and those of an optimizer on the host take."""
+"""Factor by which a step takes longer in float32, or with the optimizer on the host."""
 
 
 def figures(machine: Machine) -> list[Figure]:

@@ -11,7 +11,7 @@ from benchmarks.gpu import worker
 from benchmarks.gpu_rank import equality, gather, offload, snapshot, step
 
 LEAVE_S = 15.0
-"""How long a worker may take to leave its process group."""
+"""Seconds for a worker to leave its process group."""
 PARTS: worker.Catalogue = {
     "equality": equality.figures,
     "step": step.figures,

@@ -7,16 +7,11 @@ import secrets
 import sys
 
 
-def has_token() -> bool:
-    """Whether this process has a token for its local cluster."""
-    return "RAY_AUTH_TOKEN" in os.environ
-
-
 def restart_with_token() -> None:
     """Restart this program with a new token for its local cluster, unless it has one already.
 
     Setting the variables in this process would be too late, because Ray reads them on import.
     """
-    if not has_token():
+    if "RAY_AUTH_TOKEN" not in os.environ:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         os.execv(sys.executable, sys.orig_argv)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
-from ray._private.state import available_resources_per_node
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -184,7 +183,8 @@ class Seats:
         return None
 
     def _missing(self) -> str:
-        free = list(available_resources_per_node().values())
+        use = cluster_use()
+        free = list(use.free.values())
         needed = self._needed()
         wanted = [self._placement.bundles[i] for i in needed]
         assigned = assign(wanted, free)
@@ -192,7 +192,7 @@ class Seats:
         text = f"{text_of(_total(wanted))} required, {text_of(_total(free))} free"
         if without:
             text += f"; not placed: {', '.join(without)}"
-        if others := holders(cluster_use(), self._run.partition(":")[0]):
+        if others := holders(use, self._run.partition(":")[0]):
             text += f"; in use by {', '.join(others)}"
         too_large = self._too_large()
         return text if too_large is None else f"{text}; {too_large}: waiting for a larger one to join"

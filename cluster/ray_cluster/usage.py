@@ -119,7 +119,7 @@ def name_model(app: str, model: str) -> None:
 
 
 def holders(use: ClusterUse, run: str) -> list[str]:
-    """Return who holds resources besides `run`, such as `the job ftjob-1` and `the served model gpt-5`."""
+    """Return the holders of resources besides `run`, such as `the run ftjob-1` and `the served model gpt-5`."""
     found = [f"the run {other}" for other in use.running if other != run]
     for app, nodes in use.engines.items():
         if any(nodes):

@@ -211,7 +211,7 @@ class RunActors:
         return Fleet(
             spawn,
             cluster.engines,
-            GroupAffinity(cluster.max_num_seqs),
+            GroupAffinity(prepared.placement.max_num_seqs),
             canary_limit,
             reinforcement.limits,
             self._emit,

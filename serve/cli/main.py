@@ -374,9 +374,11 @@ def serve_command(
 
     if address is None:
         restart_with_token()  # first, since it may start this process again
+    from serve.host import url_of
+
     # Flushed: scripts that start the server wait for these lines.
     tell = partial(print, flush=True)
-    where = f"a free port of {host}" if port == 0 else f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+    where = f"a free port of {host}" if port == 0 else f"{url_of(host, port)}/v1"
     tell(f"starting the server at {where}, which takes about half a minute")
     operator = read_operator(config)
     from serve.host.state import StateLocations

@@ -1,4 +1,4 @@
-"""The server's own log: what failed, with request ids and tracebacks, without secrets, in files of bounded size.
+"""The server's own log: failures with request ids and tracebacks, without secrets, in files of bounded size.
 
 Each replica of the API writes `logs/server-N.log` in the server's folder. `agent-rft serve` copies new records to its
 standard error, because the replicas are processes of Ray whose output goes to Ray's session folder.
@@ -49,9 +49,9 @@ class ServerLog(logging.Handler):
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES, environment: Mapping[str, str] = os.environ) -> None:
         super().__init__(logging.WARNING)
         self._lines = BoundedLog(path, max_bytes)
-        self._values = sorted(
-            {value for name, value in environment.items() if _SECRET_NAME.search(name)}, key=len, reverse=True
-        )
+        values = {value for name, value in environment.items() if _SECRET_NAME.search(name)}
+        # The longest first, because a value may contain another.
+        self._values = sorted((value for value in values if len(value) >= MIN_SECRET_CHARS), key=len, reverse=True)
 
     @classmethod
     def of_replica(cls, folder: Path, replica: int) -> ServerLog:
@@ -68,8 +68,7 @@ class ServerLog(logging.Handler):
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         text = f"{time} {record.levelname} {record.name}: {logging.Formatter().format(record)}"
         for value in self._values:
-            if len(value) >= MIN_SECRET_CHARS:
-                text = text.replace(value, REDACTED)
+            text = text.replace(value, REDACTED)
         text = _SECRETS.sub(lambda found: f"{found[found.lastgroup or 0]}{REDACTED}", text)
         text = str(plain(text))
         if len(text) > MAX_RECORD_CHARS:
@@ -83,7 +82,7 @@ class ServerLog(logging.Handler):
 
 
 class LogFollower:
-    """Context manager that copies what is added to a server's logs to `write`, in a thread of its own.
+    """Context manager that copies new records of a server's logs to `write`, in a separate thread.
 
     A `write` that raises OSError or ValueError, such as that of a closed terminal, ends the copying and nothing else.
     """

@@ -25,7 +25,7 @@ PREFIX = "/v1"
 MAX_MESSAGE_CHARS = 2_000
 MAX_PARAM_CHARS = 200
 SHOWN_MISTAKES = 5
-INTERNAL = "Internal server error. The server's log (logs/server-0.log in its folder) has the id of this request."
+INTERNAL = "Internal server error. The server's log (logs/server-*.log in its folder) has the id of this request."
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _MESSAGES = {
     404: "Unknown URL: {method} {path}",

@@ -92,7 +92,7 @@ class EngineResources:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What an engine takes of its node, as Ray counts it."""
+        """Resources of an engine, as Ray counts them."""
         return {"CPU": float(self.cores)} | ({"GPU": float(self.gpus)} if self.gpus else {})
 
 
@@ -267,7 +267,7 @@ class RayServeModels:
             return None
         return min(found, default=None)
 
-    async def runs_in_the_way(self) -> list[str]:
+    async def blocking_runs(self) -> list[str]:
         if self._grows:
             return []
         use = await asyncio.to_thread(self._use)
@@ -276,7 +276,7 @@ class RayServeModels:
     async def has_waiting_run(self) -> bool:
         return bool((await asyncio.to_thread(self._use)).waiting)
 
-    async def waits_for(self, idle_s: Mapping[str, float]) -> list[str]:
+    async def apps_to_release(self, idle_s: Mapping[str, float]) -> list[str]:
         use = await asyncio.to_thread(self._use)
         return [] if use.adds_nodes else use.to_release(self._resources.bundle, idle_s)
 

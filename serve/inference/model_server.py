@@ -118,16 +118,16 @@ class Hosting(Protocol):
     async def idle_s(self, name: str) -> float | None:
         """Returns the seconds since the last call ended, or None if they are unknown."""
 
-    async def runs_in_the_way(self) -> Sequence[str]:
-        """Return the runs that hold or wait for the resources that another engine needs; none if there is room.
+    async def blocking_runs(self) -> Sequence[str]:
+        """Return the runs that hold or wait for the resources of another engine.
 
-        None either if the cluster grows on demand.
+        The list is empty if there is room for the engine, or if the cluster grows on demand.
         """
 
     async def has_waiting_run(self) -> bool:
         """Whether a run waits for resources of the cluster."""
 
-    async def waits_for(self, idle_s: Mapping[str, float]) -> Sequence[str]:
+    async def apps_to_release(self, idle_s: Mapping[str, float]) -> Sequence[str]:
         """Return the applications whose engines a waiting run needs to start, among those that are idle.
 
         Args:
@@ -275,7 +275,7 @@ class ServedModels:
                     await self._remove(name)
                     raise _unavailable("The model's engine did not start.")
                 if state is None and len(self._states) < self.limits.max_models:
-                    if runs := await self.hosting.runs_in_the_way():
+                    if runs := await self.hosting.blocking_runs():
                         raise _taken(runs)
                     await self.hosting.deploy(name, record)
                     self._states[name] = AppState.STARTING
@@ -319,12 +319,12 @@ class ServedModels:
 
     async def _release(self) -> None:
         """Stop idle models whose engines a waiting job needs."""
-        if not await self.hosting.has_waiting_run():
-            return
+        if not self._states or not await self.hosting.has_waiting_run():
+            return  # models that another replica deployed are that replica's to release, or are seen by `_reap`
         async with self._lock, self._current_states():
             idle = {name: idle_s for name, idle_s in (await self._idle()).items() if idle_s >= self.release_idle_s}
             if idle:
-                for name in await self.hosting.waits_for(idle):
+                for name in await self.hosting.apps_to_release(idle):
                     await self._remove(name)
 
     async def _reap(self) -> None:

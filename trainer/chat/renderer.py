@@ -72,6 +72,10 @@ class Renderer:
         plain.encode_special_tokens = True
         return plain
 
+    def warm_up(self) -> None:
+        """Copy the tokenizer now: otherwise the first tool result waits for the copy."""
+        _ = self._plain
+
     @cached_property
     def end_tokens(self) -> dict[int, str]:
         """The tokens that end a turn: id -> text."""

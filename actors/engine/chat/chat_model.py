@@ -77,7 +77,7 @@ class ChatModel:
         self.settings = settings
         self._context_length = min(settings.context_length or context_length, context_length)
         self._renderer = renderer = _renderer_of(load_tokenizer(str(folder)), settings, folder)
-        renderer.plain("")  # copies the tokenizer, for which the first tool result would wait
+        renderer.warm_up()
         self.thought_marks = renderer.mark_texts if renderer.end_of_thought is not None else None
         self._engine_marks: tuple[str, str] | None = None
 

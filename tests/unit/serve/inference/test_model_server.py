@@ -87,13 +87,13 @@ class FakeHosting:
     async def idle_s(self, name: str) -> float | None:
         return 0.0 if self.calls.get(name) else self._time.now - self.used_at[name]
 
-    async def runs_in_the_way(self) -> list[str]:
+    async def blocking_runs(self) -> list[str]:
         return self.in_the_way
 
     async def has_waiting_run(self) -> bool:
         return self.waiting > 0
 
-    async def waits_for(self, idle_s: Mapping[str, float]) -> list[str]:
+    async def apps_to_release(self, idle_s: Mapping[str, float]) -> list[str]:
         return sorted(idle_s, key=lambda name: -idle_s[name])[: self.waiting] if len(idle_s) >= self.waiting else []
 
     async def answer(self, name: str, record: ModelRecord, body: Mapping[str, Any], *, stream: bool) -> Answers:
