@@ -56,7 +56,10 @@ class ErrorBody(BaseModel):
 
 
 class ApiError(Exception):
-    """An error response, raised where the error is found."""
+    """An error response, raised where the error is found.
+
+    `cause` is for the server's log only: what failed, in words that clients must not see.
+    """
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class ApiError(Exception):
         code: str | None = None,
         type: str = "invalid_request_error",
         headers: Mapping[str, str] | None = None,
+        cause: str = "",
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -75,6 +79,7 @@ class ApiError(Exception):
         self.code = code
         self.type = type
         self.headers = dict(headers or {})
+        self.cause = cause
 
 
 def not_found(what: str, id: str, param: str) -> ApiError:
@@ -93,9 +98,9 @@ def response_of(error: ApiError) -> JSONResponse:
     return JSONResponse(body_of(error), error.status, error.headers)
 
 
-def internal_error() -> ApiError:
-    """Returns the error for an unexpected exception."""
-    return ApiError(500, INTERNAL, type="server_error", code="internal_error")
+def internal_error(cause: str = "") -> ApiError:
+    """Returns the error for an unexpected failure."""
+    return ApiError(500, INTERNAL, type="server_error", code="internal_error", cause=cause)
 
 
 def install_handlers(app: FastAPI) -> None:
@@ -103,6 +108,7 @@ def install_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def _api_error(request: Request, error: ApiError) -> JSONResponse:
+        request.state.failure = error
         return response_of(error)
 
     @app.exception_handler(RequestValidationError)

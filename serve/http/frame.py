@@ -86,7 +86,7 @@ class Frame:
         given = headers.get("x-request-id", "")
         request_id = given if _PLAIN_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
         scope.setdefault("state", {})["request_id"] = request_id
-        start, status, started, ended, logged = time.monotonic(), NO_ANSWER, False, False, False
+        start, status, started, ended = time.monotonic(), NO_ANSWER, False, False
         arrived = now()
 
         async def send_with_id(message: Message) -> None:
@@ -108,20 +108,18 @@ class Frame:
             else:
                 await _until_disconnect(answer, receive, lambda: ended)
         except ApiError as error:
+            scope["state"]["failure"] = error
             await response_of(error)(scope, receive, send_with_id)
         except ClientDisconnect:
             _log.info("%s: the client disconnected", request_id)
-        except Exception:
-            # The only handler of unexpected exceptions: the cause goes to the log, not to the client.
-            logged = True
-            _log.exception("%s: %s %s failed", request_id, scope["method"], scope["path"])
+        except Exception as error:  # the only handler of unexpected ones: the log has the cause
+            scope["state"]["failure"] = error
             if started:
                 raise
             await response_of(internal_error())(scope, receive, send_with_id)
         finally:
             held.close()
-            if status >= 500 and not logged:
-                _log.error("%s: %s %s was answered with %d", request_id, scope["method"], scope["path"], status)
+            _log_failure(scope, status)
             took_s = time.monotonic() - start
             self._recorder.record(f"api_request_s/{status}/{_method(scope)}/{_route(scope)}", took_s)
             if self._access_log is not None:
@@ -200,6 +198,19 @@ async def _until_disconnect(answer: Awaitable[None], receive: Receive, ended: Ca
         gone.cancel()
         work.cancel()
         await asyncio.gather(work, gone, return_exceptions=True)
+
+
+def _log_failure(scope: Scope, status: int) -> None:
+    """Write the one record of a failed request to the server's log; nothing if a client caused the failure."""
+    failure = scope["state"].pop("failure", None)
+    request = f"{scope['state']['request_id']}: {scope['method']} {scope['path']}"
+    if isinstance(failure, ApiError):
+        if failure.status >= 500 or failure.cause:
+            _log.error("%s was answered with %d: %s", request, failure.status, failure.cause or failure.message)
+    elif failure is not None:
+        _log.error("%s failed", request, exc_info=failure)
+    elif status >= 500:
+        _log.error("%s was answered with %d", request, status)
 
 
 def _method(scope: Scope) -> str:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from serve.http.errors import ApiError, body_of, internal_error
 
 NO_BUFFER = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-_log = logging.getLogger("agent_rft.serve")
+
+
+class _EventStream(StreamingResponse):
+    """A stream that leaves its failure in the request's state, from which the frame writes it to the server's log."""
+
+    failure: Exception | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            scope["state"]["failure"] = self.failure
 
 
 def event_stream(
@@ -35,14 +46,16 @@ def event_stream(
             async for event in events:
                 yield _resumable(event) if resumable else _line(event, named)
         except ApiError as error:
+            response.failure = error
             yield _line(failed(error), named)
-        except Exception:  # noqa: BLE001 - the response has started: its status can no longer report it
-            _log.exception("a stream failed")
+        except Exception as error:  # noqa: BLE001 - the response has started: its status can no longer report it
+            response.failure = error
             yield _line(failed(internal_error()), named)
         if end:
             yield f"data: {end}\n\n"
 
-    return StreamingResponse(lines(), media_type="text/event-stream", headers=NO_BUFFER)
+    response = _EventStream(lines(), media_type="text/event-stream", headers=NO_BUFFER)
+    return response
 
 
 def _line(event: Mapping[str, Any], named: bool) -> str:

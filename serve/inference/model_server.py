@@ -220,14 +220,13 @@ class ServedModels:
             async with contextlib.aclosing(answers):
                 yield answers
         except UserError as error:
-            log.error("%s cannot be served: %s", record.id, error)
             message = f"The model '{record.id}' cannot be served: {error.public}."
-            raise ApiError(400, message, param="model", code="model_damaged") from None
+            cause = f"{record.id} cannot be served: {error}"
+            raise ApiError(400, message, param="model", code="model_damaged", cause=cause) from None
         except NotServed:
             raise _unavailable("The model's engine was stopped.") from None
         except EngineFailed as error:
-            log.error("the engine of %s failed: %s", body["model"], error)
-            raise _unavailable("The model's engine failed.") from None
+            raise _unavailable("The model's engine failed.", f"the engine of {record.id} failed: {error}") from None
 
     async def _start_answer(
         self, names: Sequence[str], record: ModelRecord, body: Mapping[str, Any], stream: bool
@@ -356,8 +355,7 @@ def _accepted(answer: dict[str, Any] | Refusal) -> dict[str, Any]:
     if not isinstance(answer, Refusal):
         return answer
     if answer.status >= 500:
-        log.error("an engine failed to answer a request: %s", answer.message)
-        raise internal_error()
+        raise internal_error(f"the engine failed to answer: {answer.message}")
     raise ApiError(answer.status, answer.message, param=answer.param, code=answer.code)
 
 
@@ -366,7 +364,7 @@ def _taken(runs: Sequence[str]) -> ApiError:
     return _unavailable(f"The resources of the model are in use until a fine-tuning job ends: {shown}.")
 
 
-def _unavailable(why: str) -> ApiError:
+def _unavailable(why: str, cause: str = "") -> ApiError:
     message = f"{why} Please try again in {RETRY_AFTER_S} s."
     headers = {"Retry-After": str(RETRY_AFTER_S)}
-    return ApiError(503, message, code="model_unavailable", type="server_error", headers=headers)
+    return ApiError(503, message, code="model_unavailable", type="server_error", headers=headers, cause=cause)

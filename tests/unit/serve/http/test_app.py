@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any
 from unittest import TestCase
 
@@ -17,8 +17,9 @@ from pydantic import BaseModel
 from actors.runtime.recorder import Recorder
 from cluster.stores.keys import ApiKey
 from serve.http.auth import Admin, RateLimit, Reader, Writer
-from serve.http.errors import ApiError
+from serve.http.errors import ApiError, internal_error
 from serve.http.pages import PageQuery, page, page_query
+from serve.http.sse import event_stream
 from tests.support.api import TOKEN, client_of
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.operator.config import ServerLimits
@@ -309,17 +310,44 @@ def records() -> Iterator[list[str]]:
     logger.removeHandler(handler)
 
 
-async def test_each_failed_request_has_one_record_in_the_log(records: list[str]) -> None:
-    routes = router()
+async def _failing(error: Exception) -> AsyncIterator[dict[str, Any]]:
+    yield {"number": 1}
+    raise error
 
-    @routes.get("/full")
-    async def full(key: Reader) -> None:
-        raise ApiError(503, "The model is being started.", code="model_unavailable", type="server_error")
+
+@pytest.mark.parametrize(
+    ("path", "status", "logged"),
+    [
+        ("/v1/things", 200, ""),
+        ("/v1/nowhere", 404, ""),
+        ("/v1/broken", 500, "GET /v1/broken failed"),
+        ("/v1/full", 503, "GET /v1/full was answered with 503: The model is being started."),
+        ("/v1/engine", 500, "GET /v1/engine was answered with 500: the engine has lost its GPU"),
+        ("/v1/damaged", 400, "GET /v1/damaged was answered with 400: /models/a: truncated"),
+        ("/v1/events/engine", 200, "GET /v1/events/engine was answered with 500: the engine has lost its GPU"),
+        ("/v1/events/broken", 200, "GET /v1/events/broken failed"),
+    ],
+)
+async def test_each_failed_request_has_one_record_in_the_log(
+    path: str, status: int, logged: str, records: list[str]
+) -> None:
+    routes, engine = router(), internal_error("the engine has lost its GPU")
+    failures = {
+        "full": ApiError(503, "The model is being started.", code="model_unavailable", type="server_error"),
+        "engine": engine,
+        "damaged": ApiError(400, "The model 'a' cannot be served.", cause="/models/a: truncated"),
+    }
+
+    @routes.get("/{name}")
+    async def fail(name: str, key: Reader) -> None:
+        raise failures.get(name) or ApiError(404, "No such thing.")
+
+    @routes.get("/events/{name}")
+    async def events(name: str, key: Reader) -> StreamingResponse:
+        return event_stream(_failing(engine if name == "engine" else RuntimeError("a bug")))
 
     async with client_of([routes]) as client:
-        for path, status in (("/v1/broken", 500), ("/v1/full", 503), ("/v1/nowhere", 404), ("/v1/things", 200)):
-            records.clear()
-            answer = await client.get(path)
-            assert answer.status_code == status
-            assert len(records) == (status >= 500)
-            assert all(answer.headers["x-request-id"] in record for record in records)
+        answer = await client.get(path)
+    assert answer.status_code == status
+    assert records == ([f"{answer.headers['x-request-id']}: {logged}"] if logged else [])
+    assert "GPU" not in answer.text and "truncated" not in answer.text
