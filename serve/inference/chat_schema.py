@@ -10,8 +10,18 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
+from trainer.chat.history import arguments_text
 from trainer.spec.schemas.form import MAX_PATTERNS, SchemaMistake, patterns_in
 from trainer.spec.schemas.json_schema import form_mistake, schema_mistake
 
@@ -76,12 +86,19 @@ class PlainMessage(BaseModel):
     content: Parts
 
 
+def _arguments(value: Any) -> Any:
+    return arguments_text(value) if value is None or isinstance(value, str) else value
+
+
+Arguments = Annotated[str, BeforeValidator(_arguments)]
+
+
 class CalledFunction(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
     name: Annotated[str, Field(min_length=1)]
-    arguments: str
-    """A JSON object as text."""
+    arguments: Arguments = "{}"
+    """A JSON object as text; null and blank text mean `{}`."""
 
 
 class Call(BaseModel):

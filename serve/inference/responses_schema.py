@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_val
 from serve.inference.chat_schema import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    Arguments,
     CalledFunction,
     Effort,
     Function,
@@ -46,7 +47,8 @@ class CallItem(BaseModel):
     type: Literal["function_call"]
     call_id: Annotated[str, Field(min_length=1)]
     name: Annotated[str, Field(min_length=1)]
-    arguments: str
+    arguments: Arguments = "{}"
+    """A JSON object as text; null and blank text mean `{}`."""
 
     def function(self) -> CalledFunction:
         return CalledFunction(name=self.name, arguments=self.arguments)

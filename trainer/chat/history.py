@@ -110,19 +110,21 @@ def _thinking(turn: Message, form: TemplateForm, family: Family, thinks: bool) -
 
 def _call(call: dict[str, Any], form: TemplateForm) -> dict[str, Any]:
     function = call["function"]
-    if form.takes_objects:
-        function = {**function, "arguments": _object(call)}
-    elif not isinstance(function["arguments"], str):
-        function = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
-    return {**call, "type": "function", "function": function}
+    arguments = _object(call) if form.takes_objects else arguments_text(function.get("arguments"))
+    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def arguments_text(arguments: Any) -> str:
+    """The arguments of a call in the history as JSON text; none, null and blank text mean `{}`."""
+    if not isinstance(arguments, str):
+        return json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+    return arguments if arguments.strip() else "{}"
 
 
 def _object(call: Mapping[str, Any]) -> dict[str, Any]:
     """A call's arguments. Those that are not a JSON object are the model's mistake: they are shown as they are."""
-    arguments = call["function"].get("arguments") or {}
-    if isinstance(arguments, str):
-        value: Any = None
-        with contextlib.suppress(ValueError, RecursionError):
-            value = json.loads(arguments)
-        return value if isinstance(value, dict) else {"arguments": arguments}
-    return dict(arguments)
+    arguments = arguments_text(call["function"].get("arguments"))
+    value: Any = None
+    with contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(arguments)
+    return value if isinstance(value, dict) else {"arguments": arguments}

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 from trainer.chat.dialect import UNKNOWN, Dialect
 from trainer.chat.families import family_of, family_without_calls
 from trainer.chat.form import SLOT, TemplateForm
-from trainer.chat.history import for_template
+from trainer.chat.history import arguments_text, for_template
 from trainer.chat.template import template_of
 from trainer.types import Message, ToolSchema
 
@@ -193,9 +193,7 @@ class Renderer:
         return turn
 
     def _as_text(self, function: dict[str, Any]) -> dict[str, Any]:
-        arguments = function.get("arguments") or {}
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        return {**function, "arguments": self._broken_up(text)}
+        return {**function, "arguments": self._broken_up(arguments_text(function.get("arguments")))}
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Text of sampled tokens without the end token. Other special tokens are kept, since parsers look for them."""

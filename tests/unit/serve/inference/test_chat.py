@@ -88,6 +88,21 @@ async def test_nulls_text_parts_and_ignored_keys_are_accepted() -> None:
     assert not {"tools", "response_format", "user", "store", "metadata"} & body.keys()
 
 
+@pytest.mark.parametrize("none", ["", " ", None])
+async def test_no_arguments_in_the_history_are_an_empty_object(none: str | None) -> None:
+    fake = FakeModels(turn("ok"))
+    echoed = [USER, {**TURN, "tool_calls": [call("call_a", "cat", none)]}, RESULT]
+    output = {"type": "function_call_output", "call_id": "call_a", "output": "12"}
+    async with http(fake) as client:
+        for path, body in (
+            ("chat/completions", {"messages": echoed}),
+            ("responses", {"input": [USER, {**MADE, "arguments": none}, output]}),
+        ):
+            assert (await client.post(f"/v1/{path}", json={"model": "m", **body})).status_code == 200
+    written = [body["messages"][1]["tool_calls"][0]["function"]["arguments"] for body in fake.bodies]
+    assert written == ["{}", "{}"]
+
+
 async def test_the_best_of_n_is_returned_with_all_scores() -> None:
     fake = FakeModels(turn("wrong"), turn("right"), turn("wrong"))
     answer: Any = await sdk(fake).chat.completions.create(

@@ -88,3 +88,10 @@ def test_a_template_that_starts_turns_otherwise_than_its_generation_prompt_is_re
     renderer = renderer_of(KEEPS_LAST.replace("'<|im_start|>assistant\n'", "'<|im_start|>bot\n'"))
     with pytest.raises(ValueError, match="generation prompt"):
         samples_of(renderer, TRACE[:1] + TRACE[-1:], ())
+
+
+@pytest.mark.parametrize("none", ["", " ", None])
+def test_a_supervised_call_without_arguments_trains_an_empty_object(none: str | None) -> None:
+    renderer, call = renderer_of(), {"id": "a", "type": "function", "function": {"name": "cat", "arguments": none}}
+    (sample,) = samples_of(renderer, [TRACE[0], {"role": "assistant", "content": None, "tool_calls": [call]}], ())
+    assert trained(renderer, sample) == '<tool_call>\n{"name": "cat", "arguments": {}}\n</tool_call><|im_end|>'

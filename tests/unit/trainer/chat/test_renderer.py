@@ -131,3 +131,14 @@ def test_arguments_are_rendered_as_sampled_whether_or_not_the_template_quotes_st
     broken = [{**CALLS[0], "function": {"name": "cat", "arguments": "{no json"}}]
     turn = {"role": "assistant", "content": "", "tool_calls": broken}
     assert "no json" in decode(quoting, quoting.resume([CONVERSATION[0], turn], (), []))
+
+
+@pytest.mark.parametrize("none", ["", " ", None])
+def test_no_arguments_are_an_empty_object(renderer: Renderer, none: str | None) -> None:
+    with_strings = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments }}{% endfor %}"
+    with_strings += "{{ m.content }}{% endfor %}"
+    quoting = with_template(str(renderer.tokenizer.chat_template).replace("is string", "is none"))
+    turn = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "cat", "arguments": none}}]}
+    for each in (renderer, quoting, with_template(with_strings)):
+        for text in (decode(each, each.resume([turn], (), [])), each.rendered([turn], (), generate=False)):
+            assert "{}" in text.split("arguments")[-1] and "null" not in text
