@@ -243,11 +243,13 @@ class Engine:
         stop_token_ids: Sequence[int] = (),
         structure: str | None = None,
         max_thinking_tokens: int | None = None,
+        order: int = 0,
         job: str = "",
     ) -> Completion:
         """Sample one completion of `prompt` (token ids); temperature 0 is greedy, for comparisons only.
 
-        A `structure` (see `actors.engine.grammar.structure`) limits thoughts itself.
+        A `structure` (see `actors.engine.grammar.structure`) limits thoughts itself. While the engine is full, requests
+        of a job start by `order`, the lowest first.
 
         Raises:
             EngineFailed: the engine died or returned nothing.
@@ -269,7 +271,7 @@ class Engine:
             skip_clone=True,
         )
         line, output = self._line(job), None
-        async with self._admission.slot(job):
+        async with self._admission.slot(job, order):
             while output is None or output.finish_reason == "abort":  # by an update before it started, or by `sleep`
                 await self._not_updating.wait()
                 paused = self._paused_s

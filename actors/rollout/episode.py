@@ -55,18 +55,30 @@ class EpisodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """One rollout to run. `epoch`, `sample`, `attempt` and the task's row id determine its seeds."""
+    """One rollout to run. `epoch`, `sample`, `attempt` and the task's row id determine its seeds.
+
+    `index` is its group's admission number. A full engine serves lower ones first: the learner takes groups in this
+    order, so a turn of an earlier batch must not queue behind the whole next batch.
+    """
 
     task: Task
     epoch: int
     sample: int
     attempt: int
     temperature: float
+    index: int = 0
 
 
 class Generate(Protocol):
     def __call__(
-        self, prompt: Sequence[int], *, max_tokens: int, seed: int, temperature: float, structure: str | None
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        seed: int,
+        temperature: float,
+        structure: str | None,
+        order: int,
     ) -> Awaitable[Completion]: ...
 
 
@@ -208,6 +220,7 @@ class EpisodeRunner:
                         seed=turn_seed(self._spec.job, request, len(trajectory.turns)),
                         temperature=request.temperature,
                         structure=structure,
+                        order=request.index,
                     )
                     budget.busy(completion.model_s)
                 span.set_attribute("gen_ai.usage.output_tokens", len(completion.token_ids))

@@ -104,7 +104,7 @@ class Groups:
             )
 
         async def one(sample: int) -> Rollout | None:
-            asked = RolloutRequest(request.task, request.epoch, sample, attempt, request.temperature)
+            asked = RolloutRequest(request.task, request.epoch, sample, attempt, request.temperature, request.index)
             rollout = await self._rollout(asked, discard, late)
             if rollout is not None and request.purpose != "train":
                 rollout = rollout.without_experts()  # which are large, and of no use

@@ -174,5 +174,6 @@ class RolloutWorkerClient:
     async def run(self, request: RolloutRequest) -> Rollout | Discarded:
         """As EpisodeRunner.run; also raises EngineFailed if the worker's process died or hangs."""
         r = request
-        values = await self._channel.call("run", task_as_json(r.task), r.epoch, r.sample, r.attempt, r.temperature)
+        rest = (r.epoch, r.sample, r.attempt, r.temperature, r.index)
+        values = await self._channel.call("run", task_as_json(r.task), *rest)
         return outcome_from_json(values)

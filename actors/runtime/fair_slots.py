@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from itertools import count
+
+Waiter = tuple[int, int, asyncio.Future[None]]
+"""Order, arrival number, and the future that is done when the slot is granted."""
 
 
 class NoSlot(Exception):
@@ -16,7 +21,7 @@ class NoSlot(Exception):
 class FairSlots:
     """`limit` slots. A free one goes to the waiting key that has the fewest; those with as many take turns.
 
-    A key gets at most `share` of the slots and of the queue, which has room for `max_waiting`; who waits longer than
+    Of the waiters of one key, the one with the lowest `order` is first, and then the one that came first. A key gets at most `share` of the slots and of the queue, which has room for `max_waiting`; who waits longer than
     `wait_s` gets none. With None there is no limit.
     """
 
@@ -29,7 +34,9 @@ class FairSlots:
         self._longest_queue = math.inf if max_waiting is None else math.ceil(max_waiting * share)
         self._wait_s = wait_s
         self._held: Counter[str] = Counter()
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._arrivals = count()
+        self._waiting: dict[str, list[Waiter]] = {}
+        """A heap per key; the key that got a slot last is the last one."""
 
     @property
     def num_held(self) -> int:
@@ -44,24 +51,25 @@ class FairSlots:
         return self._held[key], len(self._waiting.get(key, ()))
 
     @asynccontextmanager
-    async def slot(self, key: str) -> AsyncIterator[None]:
+    async def slot(self, key: str, order: int = 0) -> AsyncIterator[None]:
         """Hold a slot for `key`.
 
         Raises:
             NoSlot: there is none in time.
         """
-        await self._acquire(key)
+        await self._acquire(key, order)
         try:
             yield
         finally:
             self._release(key)
 
-    async def _acquire(self, key: str) -> None:
+    async def _acquire(self, key: str, order: int) -> None:
         queue = self._waiting.get(key, ())
         if self.num_waiting >= self._max_waiting or len(queue) >= self._longest_queue:
             raise NoSlot("too many wait already")
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(key, deque()).append(mine)
+        waiter = order, next(self._arrivals), mine
+        heapq.heappush(self._waiting.setdefault(key, []), waiter)
         self._grant()
         granted = False
         try:
@@ -72,7 +80,7 @@ class FairSlots:
             raise NoSlot(f"none was free for {self._wait_s:g} s") from None
         finally:
             if not granted and mine.cancelled():
-                self._leave(key, mine)
+                self._leave(key, waiter)
             elif not granted:  # the slot came at the same moment
                 self._release(key)
 
@@ -88,16 +96,17 @@ class FairSlots:
                 return
             key = min(ready, key=lambda key: self._held[key])
             queue = self._waiting.pop(key)
-            waiter = queue.popleft()
-            if not waiter.cancelled():  # its task ends at this moment
-                waiter.set_result(None)
+            _, _, granted = heapq.heappop(queue)
+            if not granted.cancelled():  # its task ends at this moment
+                granted.set_result(None)
                 self._held[key] += 1
             if queue:
                 self._waiting[key] = queue  # now the last
 
-    def _leave(self, key: str, waiter: asyncio.Future[None]) -> None:
-        queue = self._waiting.get(key, deque())
-        with suppress(ValueError):  # `_grant` took it out
+    def _leave(self, key: str, waiter: Waiter) -> None:
+        queue = self._waiting.get(key, [])
+        if waiter in queue:  # unless `_grant` took it out
             queue.remove(waiter)
+            heapq.heapify(queue)
         if not queue:
             self._waiting.pop(key, None)

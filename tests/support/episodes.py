@@ -60,6 +60,7 @@ class ScriptedEpisode:
         self.seeds: list[int] = []
         self.max_tokens: list[int] = []
         self.structures: list[str | None] = []
+        self.orders: list[int] = []
         self.messages: list[list[ToolCall]] = []
         self.traces: set[str] = set()
         self.graded: list[dict[str, Any]] = []
@@ -75,6 +76,7 @@ class ScriptedEpisode:
         self.seeds.append(options["seed"])
         self.max_tokens.append(options["max_tokens"])
         self.structures.append(options["structure"])
+        self.orders.append(options["order"])
         said = self.script[turn]
         ids = said if isinstance(said, list) else [*self.renderer.encode(said), self.renderer.tokenizer.eos_token_id]
         stopped = len(ids) <= options["max_tokens"]

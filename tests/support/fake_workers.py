@@ -124,8 +124,9 @@ class FakeWorker:
 
     async def _call(self, method: str, arguments: Sequence[Any]) -> dict[str, Any]:
         """Run a rollout, as `RolloutWorker` does."""
-        task, epoch, sample, attempt, temperature = arguments
-        request = RolloutRequest(task_from_json(task), epoch, sample, attempt, temperature)
+        task, *rest = arguments
+        request = RolloutRequest(task_from_json(task), *rest)
+        sample = request.sample
         self.requests.append(request)
         key = request.task.row_id, sample
         self._running[key] = asyncio.get_running_loop().create_future()

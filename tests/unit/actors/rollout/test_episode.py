@@ -69,6 +69,12 @@ async def test_with_a_price_for_turns_calls_in_one_turn_are_worth_more(renderer:
     assert rewards == pytest.approx([0.9, 0.8])
 
 
+async def test_each_turn_waits_for_the_engine_in_the_order_of_its_group(renderer: Renderer) -> None:
+    episode = ScriptedEpisode(renderer, call("a"), call("b"), "1 2")
+    await graded(episode.runner(), replace(REQUEST, index=17))
+    assert episode.orders == [17, 17, 17]
+
+
 async def test_a_rollout_keeps_the_structure_that_constrained_all_its_turns(renderer: Renderer) -> None:
     episode = ScriptedEpisode(renderer, call("a"), "1234")
     assert (await graded(episode.runner())).structure is None

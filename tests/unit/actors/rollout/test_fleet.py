@@ -121,6 +121,16 @@ async def test_groups_that_start_together_get_an_engine_each() -> None:
     assert [len((await group).rollouts) for group in groups] == [8, 8]
 
 
+async def test_workers_get_the_admission_number_of_each_group() -> None:
+    job = await TwoEngines().started()
+    groups = await job.sample("a", "b")
+    admitted = {(request.task.row_id, request.index) for worker in job.now for request in worker.requests}
+    assert admitted == {("a", 0), ("b", 1)}
+    for worker in job.now:
+        worker.end_all()
+    await asyncio.gather(*groups)
+
+
 async def test_single_group_uses_both_engines() -> None:
     job = await TwoEngines().started()
     await job.sample("a")

@@ -31,3 +31,33 @@ async def test_alone_a_key_has_all_slots() -> None:
     async with slots.slot("a"), slots.slot("a"), slots.slot("a"):
         assert slots.of("a") == (3, 0)
         assert slots.of("b") == (0, 0)
+
+
+async def test_lowest_order_of_a_key_gets_the_next_slot() -> None:
+    slots, started = FairSlots(1), list[int]()
+
+    async def use(order: int) -> None:
+        async with slots.slot("job", order):
+            started.append(order)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*map(use, [5, 7, 6, 2, 7, 1]))
+    assert started == [5, 1, 2, 6, 7, 7]
+
+
+async def test_a_cancelled_waiter_leaves_the_others_in_order() -> None:
+    slots, started = FairSlots(1), list[int]()
+
+    async def use(order: int) -> None:
+        async with slots.slot("job", order):
+            started.append(order)
+
+    async with slots.slot("job"):
+        waiting = [asyncio.create_task(use(order)) for order in (4, 1, 3, 2)]
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+        await asyncio.wait(waiting[1:2])
+        assert slots.of("job") == (1, 3)
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert started == [2, 3, 4]
+    assert (slots.num_held, slots.num_waiting) == (0, 0)
