@@ -21,8 +21,9 @@ class NoSlot(Exception):
 class FairSlots:
     """`limit` slots. A free one goes to the waiting key that has the fewest; those with as many take turns.
 
-    Of the waiters of one key, the one with the lowest `order` is first, and then the one that came first. A key gets at most `share` of the slots and of the queue, which has room for `max_waiting`; who waits longer than
-    `wait_s` gets none. With None there is no limit.
+    The waiter of a key with the lowest `order` is first, and of those the one that came first. A key gets at most
+    `share` of the slots and of the queue, which has room for `max_waiting`; who waits longer than `wait_s` gets none.
+    With None there is no limit.
     """
 
     def __init__(
