@@ -1,4 +1,6 @@
-"""The alerts, each with what it means for a job and what to do; RUNBOOK.md is generated from the same entries.
+"""The alerts, each with what it means for a job and what to do; rules and RUNBOOK.md are generated from these entries.
+
+Panels name the alerts whose thresholds they draw, see `cluster.observability.dashboards`; each alert has one panel.
 
 Their windows hold with steps of ten seconds and of ten minutes. What a job records once a step is averaged over three
 steps of ten minutes at least, as one batch says little.
@@ -8,53 +10,89 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from cluster.observability.promql import OUR_TARGETS, RAY_SPILLED, RAY_TARGETS, Part, rate, samples
 from trainer.loop.health import GAP_HALTS_AT, GAP_WARNS_AT
 
-RUNBOOK = "RUNBOOK.md"
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """The PromQL expression `value comparison threshold rest`.
+
+    `threshold` is a number, or an expression for a threshold of each series. `rest` continues the expression with
+    `and`, `unless` or `or`.
+    """
+
+    value: str
+    comparison: Literal["<", "==", ">"]
+    threshold: float | str
+    rest: str = ""
+
+    @property
+    def expr(self) -> str:
+        threshold = self.threshold if isinstance(self.threshold, str) else f"{self.threshold:g}"
+        return f"{self.value} {self.comparison} {threshold} {self.rest}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Fires once the PromQL expression `expr` has been true for `wait` (a Prometheus duration such as `5m`).
+    """Fires once `condition` has been true for `wait` (a Prometheus duration such as `5m`).
 
     `meaning` says what it means for the job, `runbook` what to do.
     """
 
     name: str
     severity: Literal["warning", "critical"]
-    expr: str
+    condition: Condition
     wait: str
     summary: str
     meaning: str
     runbook: str
+
+    @property
+    def expr(self) -> str:
+        return self.condition.expr
 
 
 def _rate(name: str, window: str, *matchers: str, by: Sequence[str] = ("job",), part: Part | None = None) -> str:
     return rate(samples(name, *matchers, part=part), window, by)
 
 
-def _change(name: str) -> str:
-    """How much a step's gauge has changed in two hours."""
-    return " - ".join(f"avg_over_time({samples(name)}[30m]{when})" for when in ("", " offset 2h"))
+def _mean(name: str, when: str = "") -> str:
+    """The mean of a step's gauge over half an hour, now or at an offset."""
+    return f"avg_over_time({samples(name)}[30m]{when})"
 
 
-_DISCARDED = 'outcome!~"graded|cancelled"'
+def _not_ended(*matchers: str) -> str:
+    """0 for each job whose driver was there within the last hour and has not reported its end."""
+    return f"sum by (job) (last_over_time({samples('jobs_ended/<outcome>', *matchers)}[1h])) == 0"
+
+
+def drivers(*matchers: str) -> str:
+    """1 for each job whose driver runs, and 0 for each whose driver is gone without having reported its end."""
+    return f"(max by (job) ({samples('process_up', *matchers, DRIVER)}) or {_not_ended(*matchers)})"
+
+
+def failed_jobs(*matchers: str) -> str:
+    return f"sum by (job) (max_over_time({samples('jobs_ended/failed', *matchers)}[15m]))"
+
+
+DRIVER = 'process="driver"'
+DISCARDED = 'outcome!~"graded|cancelled"'
+WITH_MISTAKES = 'kind!="all_right"'
+"""Groups that are all right carry no signal either, but they are what a job that learns ends with."""
 _ENDPOINT = ("job", "endpoint")
-_REWARD = f"avg_over_time({samples('train_mean_reward')}[30m])"
+_REWARD = _mean("train_mean_reward")
 _MAX_REWARD = f"(max_over_time({_REWARD}[6h:5m]) > 0.1)"
 _ENTROPY = samples("entropy")
-_NO_SIGNAL = _rate("groups_without_signal/<kind>", "30m", 'kind!="all_right"')
+_NO_SIGNAL = _rate("groups_without_signal/<kind>", "30m", WITH_MISTAKES)
 _GROUPS = f"({_rate('groups_without_signal/<kind>', '30m')} + {_rate('groups_trained', '30m')} > 0)"
-"""Groups that are all right carry no signal either, but they are what a job that learns ends with."""
-_NOT_ENDED = f"(sum by (job) (last_over_time({samples('jobs_ended/<outcome>')}[1h])) == 0)"
-"""Jobs whose driver was there within the last hour and has not reported its end."""
-_FAILED = f"sum by (job) (max_over_time({samples('jobs_ended/failed')}[15m])) > 0"
-_DRIVER = 'process="driver"'
-_RAY_UP = f'label_replace(up{{job="{RAY_TARGETS}"}}, "node", "$1", "instance", "(.+):.+")'
+API_FAILED = f"max by (job) (delta({samples('api_jobs/failed')}[15m]))"
+UP = f'up{{job="{OUR_TARGETS}"}}'
+RAY_UP = f'max by (job, node) (label_replace(up{{job="{RAY_TARGETS}"}}, "node", "$1", "instance", "(.+):.+"))'
 """Ray lists several ports a node, also one that nothing listens at where there is no autoscaler."""
+NEW_SPILLS = f"sum by (NodeAddress) (increase({RAY_SPILLED}[15m]))"
 _ENDED_CALLS = " + ".join(
     f"sum by (job, endpoint) (increase({samples(f'endpoint/<endpoint>/{end}')}[15m]))" for end in ("answered", "failed")
 )
@@ -64,15 +102,19 @@ _LONG_CALLS = (
 )
 """Endpoints that have had calls in flight for 15 minutes of which none has ended."""
 _DISK_FREE, _DISK_TOTAL = samples("disk_free_bytes"), samples("disk_total_bytes")
-_SERVER_ERROR = 'status=~"5.."'
-_API_REQUESTS = "api_request_s/<status>/<method>/<route>"
+SERVER_ERROR = 'status=~"5.."'
+API_REQUESTS = "api_request_s/<status>/<method>/<route>"
 
 ALERTS = (
     Alert(
         "EndpointFailing",
         "warning",
-        f"{_rate('endpoint/<endpoint>/failed', '5m', by=_ENDPOINT)} / "
-        f"({_rate('endpoint/<endpoint>/calls', '5m', by=_ENDPOINT)} > 0) > 0.2",
+        Condition(
+            f"{_rate('endpoint/<endpoint>/failed', '5m', by=_ENDPOINT)} / "
+            f"({_rate('endpoint/<endpoint>/calls', '5m', by=_ENDPOINT)} > 0)",
+            ">",
+            0.2,
+        ),
         "2m",
         "{{ $value | humanizePercentage }} of calls to {{ $labels.endpoint }} of {{ $labels.job }} fail",
         "Rollouts that need the endpoint are discarded and retried: the job gets slower, but learns nothing wrong.",
@@ -82,7 +124,7 @@ ALERTS = (
     Alert(
         "EndpointDown",
         "critical",
-        f"max by (job, endpoint) ({samples('endpoint/<endpoint>/breaker')}) == 2",
+        Condition(f"max by (job, endpoint) ({samples('endpoint/<endpoint>/breaker')})", "==", 2),
         "1m",
         "{{ $labels.endpoint }} of {{ $labels.job }} is down: it only receives probes",
         "The job waits for the endpoint. Rollouts whose calls reach their deadline are discarded, never graded 0.",
@@ -91,7 +133,9 @@ ALERTS = (
     Alert(
         "RolloutsDiscarded",
         "warning",
-        f"{_rate('rollouts/<outcome>', '10m', _DISCARDED)} / ({_rate('rollouts/<outcome>', '10m')} > 0) > 0.3",
+        Condition(
+            f"{_rate('rollouts/<outcome>', '10m', DISCARDED)} / ({_rate('rollouts/<outcome>', '10m')} > 0)", ">", 0.3
+        ),
         "5m",
         "{{ $value | humanizePercentage }} of the rollouts of {{ $labels.job }} are discarded",
         "The time spent on them is lost. Above limits.max_failure_rate the job only starts probes.",
@@ -103,9 +147,13 @@ ALERTS = (
     Alert(
         "NoProgress",
         "critical",
-        f"((sum by (job) (increase({samples('time_step_s', part='count')}[15m])) == 0) unless on (job) "
-        f"(sum by (job) (increase({samples('rollouts/graded')}[15m])) > 0) unless on (job) ({_LONG_CALLS})) "
-        f"and on (job) {_DISK_TOTAL}",
+        Condition(
+            f"sum by (job) (increase({samples('time_step_s', part='count')}[15m]))",
+            "==",
+            0,
+            f"unless on (job) (sum by (job) (increase({samples('rollouts/graded')}[15m])) > 0) "
+            f"unless on (job) ({_LONG_CALLS}) and on (job) {_DISK_TOTAL}",
+        ),
         "5m",
         "{{ $labels.job }} has taken no step and graded no rollout for 15 minutes",
         "The job is waiting for resources, its engines are starting, its endpoints are down, or it hangs. It does not "
@@ -117,7 +165,7 @@ ALERTS = (
     Alert(
         "RewardCollapse",
         "warning",
-        f"{_REWARD} < 0.5 * {_MAX_REWARD}",
+        Condition(_REWARD, "<", f"0.5 * {_MAX_REWARD}"),
         "10m",
         "the reward of {{ $labels.job }} fell to {{ $value | humanize }}, less than half of its maximum",
         "The policy is getting worse, or the grader or a tool has changed its answers.",
@@ -128,8 +176,12 @@ ALERTS = (
     Alert(
         "EntropyCollapse",
         "warning",
-        f"{_ENTROPY} < 0.1 * max_over_time({_ENTROPY}[6h]) and on (job) "
-        f"({_REWARD} < 0.8 * {_MAX_REWARD} or {_NO_SIGNAL} / {_GROUPS} > 0.5)",
+        Condition(
+            _ENTROPY,
+            "<",
+            f"0.1 * max_over_time({_ENTROPY}[6h])",
+            f"and on (job) ({_REWARD} < 0.8 * {_MAX_REWARD} or {_NO_SIGNAL} / {_GROUPS} > 0.5)",
+        ),
         "10m",
         "the entropy of {{ $labels.job }} fell to {{ $value | humanize }} nats, and its reward fell too or there is no "
         "signal",
@@ -141,7 +193,12 @@ ALERTS = (
     Alert(
         "EngineLearnerDifference",
         "critical",
-        " or ".join(f"max by (job) ({samples(gap)}) > {GAP_WARNS_AT:g}" for gap in ("logprob_gap", "canary_gap")),
+        Condition(
+            f"max by (job) ({samples('logprob_gap')})",
+            ">",
+            GAP_WARNS_AT,
+            f"or max by (job) ({samples('canary_gap')}) > {GAP_WARNS_AT:g}",
+        ),
         "0m",
         "with the same weights, engines and learner of {{ $labels.job }} differ by {{ $value | humanize }} nats",
         f"Importance weights become noise. At {GAP_HALTS_AT:g} nats the job stops.",
@@ -152,7 +209,7 @@ ALERTS = (
     Alert(
         "NoSignal",
         "warning",
-        f"{_NO_SIGNAL} / {_GROUPS} > 0.8",
+        Condition(f"{_NO_SIGNAL} / {_GROUPS}", ">", 0.8),
         "10m",
         "in {{ $value | humanizePercentage }} of the groups of {{ $labels.job }} all rewards are equal, but not right",
         "Most rollouts are wasted, since such groups train nothing. After three batches without signal the job stops.",
@@ -163,7 +220,9 @@ ALERTS = (
     Alert(
         "LearnerStarves",
         "warning",
-        f"{_rate('time_wait_s', '30m', part='sum')} / ({_rate('time_step_s', '30m', part='sum')} > 0) > 0.8",
+        Condition(
+            f"{_rate('time_wait_s', '30m', part='sum')} / ({_rate('time_step_s', '30m', part='sum')} > 0)", ">", 0.8
+        ),
         "15m",
         "the learner of {{ $labels.job }} waits for rollouts {{ $value | humanizePercentage }} of the time",
         "Training is correct, but the learner's resources are mostly idle.",
@@ -173,7 +232,7 @@ ALERTS = (
     Alert(
         "EngineReplaced",
         "warning",
-        f"sum by (job) (increase({samples('engine_replacements')}[15m])) > 0",
+        Condition(f"sum by (job) (increase({samples('engine_replacements')}[15m]))", ">", 0),
         "0m",
         "an engine of {{ $labels.job }} was replaced",
         "The rollouts of the engine start again. More than three replacements per engine between two weight updates "
@@ -184,9 +243,14 @@ ALERTS = (
     Alert(
         "HeldOutFalls",
         "warning",
-        f"{_change('held_out_grade_mean')} < -0.05 and on (job) {_change('train_mean_grade')} > 0.05",
+        Condition(
+            _mean("held_out_grade_mean"),
+            "<",
+            f"{_mean('held_out_grade_mean', ' offset 2h')} - 0.05",
+            f"and on (job) {_mean('train_mean_grade')} - {_mean('train_mean_grade', ' offset 2h')} > 0.05",
+        ),
         "15m",
-        "the held-out grade of {{ $labels.job }} changed by {{ $value | humanize }} in two hours while the grade rose",
+        "the held-out grade of {{ $labels.job }} fell to {{ $value | humanize }} in two hours while the grade rose",
         "The policy learns what its grader rewards and not what it is for: reward hacking.",
         "Job dashboard, 'Held-out grade'. Read rollouts with high grades (`agent-rft traces RUN`); the event "
         "`alarm_raised` has some. Add a guard or repair the grader, and continue from a checkpoint before the "
@@ -195,7 +259,7 @@ ALERTS = (
     Alert(
         "JobFailed",
         "warning",
-        f"{_FAILED} or max by (job) (delta({samples('api_jobs/failed')}[15m])) > 0",
+        Condition(failed_jobs(), ">", 0, f"or {API_FAILED} > 0"),
         "0m",
         "{{ $labels.job }}: a job has failed",
         "Its driver ended with an error and released its engines and learner. For the job `api`: a job of the server "
@@ -207,7 +271,7 @@ ALERTS = (
     Alert(
         "JobLost",
         "critical",
-        f"{_NOT_ENDED} unless on (job) {samples('process_up', _DRIVER)}",
+        Condition(drivers(), "<", 1),
         "5m",
         "the driver of {{ $labels.job }} is gone, and did not report an end",
         "It was killed, or its node is down; then the steps since its last checkpoint have to be done again. A scrape "
@@ -219,9 +283,13 @@ ALERTS = (
     Alert(
         "TargetDown",
         "warning",
-        f'up{{job="{OUR_TARGETS}"}} == 0 and on (instance) '
-        f"(max by (instance, job) (last_over_time({samples('process_up')}[1h])) and on (job) {_NOT_ENDED}) "
-        f"or max by (job, node) ({_RAY_UP}) == 0",
+        Condition(
+            UP,
+            "==",
+            0,
+            f"and on (instance) (max by (instance, job) (last_over_time({samples('process_up')}[1h])) "
+            f"and on (job) ({_not_ended()})) or {RAY_UP} == 0",
+        ),
         "5m",
         "Prometheus cannot scrape {{ $labels.instance }}{{ $labels.node }}, where a job or Ray runs",
         "Panels and alerts about its processes are blind. A node without a job serves no metrics, and needs no alert.",
@@ -232,8 +300,12 @@ ALERTS = (
     Alert(
         "QueueStands",
         "warning",
-        f"max by (job) ({samples('api_jobs/queued')}) > 0 "
-        f"and on (job) max by (job) ({samples('api_jobs/running')}) == 0",
+        Condition(
+            f"max by (job) ({samples('api_jobs/queued')})",
+            ">",
+            0,
+            f"and on (job) max by (job) ({samples('api_jobs/running')}) == 0",
+        ),
         "20m",
         "{{ $value }} jobs of the server wait, and none runs",
         "No job starts, although one may: the server does not reach the cluster, or waits for a paused job to save.",
@@ -243,9 +315,13 @@ ALERTS = (
     Alert(
         "EnginesMissing",
         "warning",
-        f"count by (job) ({samples('engine/<engine>/ready')} == 0) > 0",
+        Condition(
+            f"sum by (job) ({samples('engine/<engine>/ready')})",
+            "<",
+            f"count by (job) ({samples('engine/<engine>/ready')})",
+        ),
         "15m",
-        "{{ $value }} engines of {{ $labels.job }} have not been ready for 15 minutes",
+        "only {{ $value }} engines of {{ $labels.job }} are ready, and others have not been for 15 minutes",
         "The job samples with fewer engines than it wants, and is slower by as much.",
         "Fleet dashboard, 'Ready engines'. The events say what they wait for; `ray status` shows whether the cluster "
         "lacks GPUs or nodes that the autoscaler cannot get. An engine that starts and dies again: EngineReplaced.",
@@ -253,7 +329,7 @@ ALERTS = (
     Alert(
         "OldCheckpoint",
         "warning",
-        f"{samples('checkpoint_age_s')} > 2 * 3600",
+        Condition(samples("checkpoint_age_s"), ">", 7200),
         "5m",
         "the last checkpoint of {{ $labels.job }} was {{ $value | humanizeDuration }} ago",
         "If the driver is killed now, the steps of that time are done again.",
@@ -264,19 +340,23 @@ ALERTS = (
     Alert(
         "RaySpills",
         "warning",
-        f"sum by (NodeAddress) (increase({RAY_SPILLED}[15m])) > 0",
+        Condition(NEW_SPILLS, ">", 0),
         "0m",
         "Ray's object store on {{ $labels.NodeAddress }} spills to disk ({{ $value | humanize1024 }}B in 15 minutes)",
         "A version of the weights does not fit into the store: weight updates become slow, and a pod whose disk has a "
         "limit is evicted.",
-        "Fleet dashboard, 'Spilled to disk by node'. Give the store more memory (`ray start --object-store-memory`, in "
-        "Kubernetes `object-store-memory` of the worker group) and /dev/shm as much.",
+        "Fleet dashboard, 'Spilled to disk by node in 15 minutes'. Give the store more memory (`ray start "
+        "--object-store-memory`, in Kubernetes `object-store-memory` of the worker group) and /dev/shm as much.",
     ),
     Alert(
         "DiskFull",
         "critical",
-        f"{_DISK_FREE} / {_DISK_TOTAL} < 0.1 "
-        f"or (predict_linear({_DISK_FREE}[1h], 4 * 3600) < 0 and delta({_DISK_FREE}[1h]) < 0)",
+        Condition(
+            f"{_DISK_FREE} / {_DISK_TOTAL}",
+            "<",
+            0.1,
+            f"or (predict_linear({_DISK_FREE}[1h], 4 * 3600) < 0 and delta({_DISK_FREE}[1h]) < 0)",
+        ),
         "5m",
         "the disk of the run folder of {{ $labels.job }} is nearly full, or will be full within four hours",
         "The next checkpoint will fail and end the job; the last complete one still loads.",
@@ -285,8 +365,12 @@ ALERTS = (
     Alert(
         "ServerErrors",
         "warning",
-        f"sum(rate({samples(_API_REQUESTS, _SERVER_ERROR, part='count')}[5m])) / "
-        f"(sum(rate({samples(_API_REQUESTS, part='count')}[5m])) > 0) > 0.05",
+        Condition(
+            f"sum(rate({samples(API_REQUESTS, SERVER_ERROR, part='count')}[5m])) / "
+            f"(sum(rate({samples(API_REQUESTS, part='count')}[5m])) > 0)",
+            ">",
+            0.05,
+        ),
         "5m",
         "the API answers {{ $value | humanizePercentage }} of its requests with a server error",
         "Clients receive 5xx responses.",
@@ -296,36 +380,13 @@ ALERTS = (
 )
 
 
-def rule_groups(runbook_url: str | None = None) -> dict[str, Any]:
-    """Prometheus's rule file, which is also the `spec` of a PrometheusRule.
+def alert(name: str) -> Alert:
+    """Return the alert with this name.
 
-    With `runbook_url`, the address of RUNBOOK.md as the operator publishes it, each alert links to its section.
+    Raises:
+        KeyError: there is no such alert.
     """
-    rules = []
-    for alert in ALERTS:
-        texts = {"summary": alert.summary, "description": alert.meaning, "runbook": alert.runbook}
-        if runbook_url is not None:
-            texts["runbook_url"] = f"{runbook_url}#{alert.name.lower()}"
-        rules.append(
-            {
-                "alert": alert.name,
-                "expr": alert.expr,
-                "for": alert.wait,
-                "labels": {"severity": alert.severity},
-                "annotations": texts,
-            }
-        )
-    return {"groups": [{"name": "agent-rft", "rules": rules}]}
+    return _BY_NAME[name]
 
 
-def runbook() -> str:
-    """The text of RUNBOOK.md; the headings are the names of the alerts only, which are the anchors of `runbook_url`."""
-    lines = ["# What to do when an alert fires", "", "Generated from `cluster/observability/alerts.py`.", ""]
-    for alert in ALERTS:
-        fires = (
-            f"{alert.severity.capitalize()}, after {alert.wait}:"
-            if alert.wait != "0m"
-            else f"{alert.severity.capitalize()}, at once:"
-        )
-        lines += [f"## {alert.name}", "", alert.meaning, "", alert.runbook, "", fires, "", f"`{alert.expr}`", ""]
-    return "\n".join(lines)
+_BY_NAME = {each.name: each for each in ALERTS}

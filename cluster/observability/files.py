@@ -11,16 +11,17 @@ from typing import Any
 import yaml
 
 from actors.runtime.exporter import DEFAULT_PORT
-from cluster.observability.alerts import RUNBOOK, rule_groups, runbook
+from cluster.observability.alerts import ALERTS
 from cluster.observability.dashboards.endpoints import ENDPOINTS_DASHBOARD
 from cluster.observability.dashboards.fleet import FLEET_DASHBOARD
-from cluster.observability.dashboards.grafana import dashboard_json
+from cluster.observability.dashboards.grafana import Dashboard, Panel, dashboard_json
 from cluster.observability.dashboards.job import JOB_DASHBOARD
 from cluster.observability.dashboards.learner import LEARNER_DASHBOARD
 from cluster.observability.dashboards.service import SERVICE_DASHBOARD
 from cluster.observability.promql import OUR_TARGETS, RAY_TARGETS
 
 DASHBOARDS = (JOB_DASHBOARD, ENDPOINTS_DASHBOARD, FLEET_DASHBOARD, LEARNER_DASHBOARD, SERVICE_DASHBOARD)
+RUNBOOK = "RUNBOOK.md"
 PROMETHEUS_IMAGE, GRAFANA_IMAGE = "prom/prometheus:v3.5.0", "grafana/grafana:12.1.0"
 SCRAPE_S = 15
 RAY_DISCOVERY = "/api/prometheus/sd"
@@ -80,6 +81,69 @@ def write_pair(out: Path, cluster: Cluster, runbook_url: str | None = None) -> N
     _write(provisioning / "dashboards" / "agent-rft.yml", _yaml({"apiVersion": 1, "providers": [provider]}))
     for name, text in dashboard_files().items():
         _write(out / "grafana" / "dashboards" / name, text)
+
+
+def rule_groups(runbook_url: str | None = None) -> dict[str, Any]:
+    """Return Prometheus's rule file, which is also the `spec` of a PrometheusRule.
+
+    Each alert links to its panel by the annotations that Grafana reads:
+    https://grafana.com/docs/grafana/latest/alerting/alerting-rules/link-alert-rules-to-panels/
+    With `runbook_url`, the address of RUNBOOK.md as the operator publishes it, it links to its section there, too.
+    """
+    rules = []
+    panels = _panels_of_alerts()
+    for alert in ALERTS:
+        board, number, _ = panels[alert.name]
+        texts = {"summary": alert.summary, "description": alert.meaning, "runbook": alert.runbook}
+        texts |= {"__dashboardUid__": board.uid, "__panelId__": str(number)}
+        if runbook_url is not None:
+            texts["runbook_url"] = f"{runbook_url}#{alert.name.lower()}"
+        rules.append(
+            {
+                "alert": alert.name,
+                "expr": alert.expr,
+                "for": alert.wait,
+                "labels": {"severity": alert.severity},
+                "annotations": texts,
+            }
+        )
+    return {"groups": [{"name": "agent-rft", "rules": rules}]}
+
+
+def runbook() -> str:
+    """Return the text of RUNBOOK.md. Its headings are the names of the alerts, the anchors of `runbook_url`."""
+    lines = ["# What to do when an alert fires", "", "Generated from `cluster/observability/alerts.py`.", ""]
+    panels = _panels_of_alerts()
+    for alert in ALERTS:
+        board, _, panel = panels[alert.name]
+        severity = alert.severity.capitalize()
+        fires = f"{severity}, at once:" if alert.wait == "0m" else f"{severity}, after {alert.wait}:"
+        shown = f"The threshold is a line in the {board.label} dashboard, '{panel.title}'."
+        lines += [
+            f"## {alert.name}",
+            "",
+            alert.meaning,
+            "",
+            alert.runbook,
+            "",
+            shown,
+            "",
+            fires,
+            "",
+            f"`{alert.expr}`",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _panels_of_alerts() -> dict[str, tuple[Dashboard, int, Panel]]:
+    """Return the panel that draws the threshold of each alert, with its dashboard and id."""
+    return {
+        alert.name: (board, number, panel)
+        for board in DASHBOARDS
+        for number, panel in board.numbered_panels
+        for alert in panel.alerts
+    }
 
 
 def prometheus_rule(runbook_url: str | None = None) -> str:

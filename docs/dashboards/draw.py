@@ -70,7 +70,7 @@ class Drawn:
 def filled(expr: str, values: Mapping[str, str]) -> str:
     """The query as Grafana sends it with these values of the page's variables; windows have their defaults."""
     windows = {name: choices[0] for name, (_, choices) in WINDOWS.items()}
-    return re.sub(r"\$(\w+)", lambda found: (windows | dict(values))[found[1]], expr)
+    return re.sub(r"\$([a-z]\w*)", lambda found: (windows | dict(values))[found[1]], expr)
 
 
 def bundle(modules: Path, out: Path) -> None:

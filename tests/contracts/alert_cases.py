@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cluster.observability.alerts import alert
+from cluster.observability.files import DASHBOARDS
 from cluster.observability.promql import samples
+from docs.dashboards.draw import filled
 from trainer.metrics import METRICS, metric_of
 
 MINUTES, START, END = 330, 180, 300
@@ -197,7 +200,11 @@ CASES = (
 
 
 def promtool_test(step_s: int) -> dict[str, Any]:
-    """The content of a test file: no alert fires before START, and those of the case until the end."""
+    """The content of a test file: no alert fires before START, and those of the case until the end.
+
+    In the first case of each alert, a curve of its panel crosses the line of its threshold.
+    """
+    first = {name: case.about for case in reversed(CASES) for name in case.fires}
     return {
         "rule_files": ["alerts.yml"],
         "evaluation_interval": "5m",
@@ -209,7 +216,11 @@ def promtool_test(step_s: int) -> dict[str, Any]:
                     {"series": name, "values": values}
                     for name, values in _history(HEALTHY | case.changes, step_s).items()
                 ],
-                "promql_expr_test": [_firing(START - 1, {}), _firing(MINUTES, case.fires)],
+                "promql_expr_test": [
+                    _firing(START - 1, {}),
+                    _firing(MINUTES, case.fires),
+                    *(_crossing(name) for name in case.fires if first[name] == case.about),
+                ],
             }
             for case in CASES
         ],
@@ -222,6 +233,21 @@ def _firing(minute: int, alerts: Mapping[str, str | None]) -> dict[str, Any]:
     found = [{"labels": f'{{alertname="{alert}"{job}}}', "value": 1} for alert, job in jobs.items()]
     fired = f'max_over_time(ALERTS{{alertstate="firing"}}[{minute}m])'
     return {"expr": f"group by (alertname, job) ({fired})", "eval_time": f"{minute}m", "exp_samples": found}
+
+
+def _crossing(name: str) -> dict[str, Any]:
+    """A curve of the alert's panel was on the alert's side of its line after START."""
+    condition = alert(name).condition
+    (panel,) = [panel for board in DASHBOARDS for _, panel in board.numbered_panels if alert(name) in panel.alerts]
+    asked = [filled(query.expr, {"job": ".+", "endpoint": ".+"}) for query in panel.queries]
+    threshold, curves = f"{condition.threshold}", asked
+    if isinstance(condition.threshold, str):
+        threshold, curves = f"({asked[-1]})", asked[:-1]
+    crossed = " or ".join(
+        f"count(max_over_time((({curve}) {condition.comparison} {threshold})[{MINUTES - START}m:1m]))"
+        for curve in curves
+    )
+    return {"expr": f"sum({crossed}) >= bool 1", "eval_time": f"{MINUTES}m", "exp_samples": [{"value": 1}]}
 
 
 def _history(changes: Mapping[str, Values], step_s: int) -> dict[str, str]:

@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from actors.runtime.exporter import MetricsAddress, Telemetry
-from cluster.observability.alerts import ALERTS, rule_groups
+from cluster.observability.alerts import ALERTS
 from cluster.observability.dashboards.grafana import WIDTH, dashboard_json
-from cluster.observability.files import DASHBOARDS, RAY_DISCOVERY, Cluster, write_pair
+from cluster.observability.files import DASHBOARDS, RAY_DISCOVERY, Cluster, rule_groups, write_pair
 from cluster.observability.promql import RAY_SPILLED
 from tests.contracts.alert_cases import CASES, STEPS_S, promtool_test
 from tests.contracts.manifests import K8S
@@ -64,6 +64,28 @@ def test_runbooks_name_panels_that_exist() -> None:
     assert named
     for board, panel in named:
         assert panel in panels[f"agent-rft: {board}"]
+
+
+def test_each_alert_links_to_a_panel_of_its_metrics_that_draws_its_threshold() -> None:
+    boards = [json.loads(path.read_text()) for path in (K8S / "monitoring" / "dashboards").glob("*.json")]
+    panels = {(board["uid"], str(panel["id"])): panel for board in boards for panel in board["panels"]}
+    rules = yaml.safe_load((K8S / "monitoring" / "alerts.yaml").read_text())["spec"]["groups"][0]["rules"]
+    assert len(rules) > 15
+    for alert, rule in zip(ALERTS, rules, strict=True):
+        panel = panels[rule["annotations"]["__dashboardUid__"], rule["annotations"]["__panelId__"]]
+        queries = [target["expr"] for target in panel["targets"]]
+        value, threshold = alert.condition.value, alert.condition.threshold
+        names = set(re.findall(r"\b(?:agent_rft_\w+|ray_\w+|up)\b", value))
+        assert names and all(any(name in query for query in queries) for name in names), alert.name
+        beginning = f"{value} {alert.condition.comparison} "
+        assert rule["expr"].startswith(beginning), alert.name
+        right = rule["expr"].removeprefix(beginning)
+        if isinstance(threshold, str):
+            assert right.startswith(threshold) and any(threshold in query for query in queries), alert.name
+        else:
+            shown = panel["fieldConfig"]["defaults"]
+            assert shown["custom"]["thresholdsStyle"] == {"mode": "line"}, alert.name
+            assert float(right.split()[0]) in [step["value"] for step in shown["thresholds"]["steps"]], alert.name
 
 
 def test_panels_do_not_overlap() -> None:

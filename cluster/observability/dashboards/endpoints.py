@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cluster.observability.alerts import alert
 from cluster.observability.dashboards.grafana import Dashboard, Panel
 from cluster.observability.dashboards.queries import (
     ANNOTATIONS,
@@ -31,6 +32,7 @@ ENDPOINTS_DASHBOARD = Dashboard(
                     (ratio(rate_of("endpoint/<endpoint>/failed"), rate_of("endpoint/<endpoint>/calls")),),
                     "percentunit",
                     about="Share of calls that ended without an answer after all retries.",
+                    alerts=(alert("EndpointFailing"),),
                 ),
                 panel(rate_of("endpoint/<endpoint>/calls")),
                 panel(*(quantile_of(q, "endpoint/<endpoint>/latency_s") for q in (0.5, 0.95, 0.99)), **WIDE),
@@ -47,7 +49,7 @@ ENDPOINTS_DASHBOARD = Dashboard(
                     **WIDE,
                 ),
                 panel(quantile_of(0.95, "endpoint/<endpoint>/queue_s")),
-                panel(max_of("endpoint/<endpoint>/breaker"), top=2),
+                panel(max_of("endpoint/<endpoint>/breaker"), alerts=("EndpointDown",)),
                 panel(
                     rate_of("endpoint/<endpoint>/bytes_out"),
                     rate_of("endpoint/<endpoint>/bytes_in"),

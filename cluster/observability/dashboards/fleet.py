@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from cluster.observability.dashboards.grafana import Dashboard, Panel
+from cluster.observability.alerts import API_FAILED, RAY_UP, UP, alert, drivers, failed_jobs
+from cluster.observability.dashboards.grafana import Dashboard, Panel, Query
 from cluster.observability.dashboards.libraries import GPUS, NODES, PROCESS, PROCESSES, VLLM
 from cluster.observability.dashboards.queries import (
     ANNOTATIONS,
+    CHOSEN,
     JOBS,
     STEPS,
     gauge,
+    increase_of,
     max_of,
     mean_of,
     panel,
@@ -27,7 +30,7 @@ FLEET_DASHBOARD = Dashboard(
         (
             "Engines",
             (
-                _panel(sum_of("engine/<engine>/ready", ("job",))),
+                _panel(sum_of("engine/<engine>/ready", ("job",)), alerts=("EnginesMissing",)),
                 _panel(
                     gauge("engine_slots_used", PROCESS),
                     gauge("engine_slots", PROCESS),
@@ -36,7 +39,7 @@ FLEET_DASHBOARD = Dashboard(
                 ),
                 *VLLM,
                 _panel(gauge("engine/<engine>/rollouts"), gauge("rollouts_in_flight"), title="Rollouts in flight"),
-                _panel(sum_of("engine_replacements"), top=1),
+                _panel(increase_of("engine_replacements"), top=1, alerts=("EngineReplaced",)),
                 _panel(gauge("engine_version", PROCESS), gauge("version", series="learner"), title="Weight version"),
                 _panel(
                     mean_of("engine_pause_s", PROCESS, window=STEPS),
@@ -48,13 +51,37 @@ FLEET_DASHBOARD = Dashboard(
         ("GPUs (not yet seen on a real one)", GPUS),
         ("Nodes", NODES),
         (
-            "Processes and disk",
+            "Jobs, processes and disk",
             (
+                Panel(
+                    "Failed jobs in 15 minutes",
+                    (Query(failed_jobs(CHOSEN["job"])), Query(API_FAILED, "of the server")),
+                    top=1,
+                    about="Jobs whose driver ended with an error, and failed jobs of the server.",
+                    alerts=(alert("JobFailed"),),
+                ),
+                Panel(
+                    "Drivers of unfinished jobs",
+                    (Query(drivers(CHOSEN["job"])),),
+                    "none",
+                    about="1: runs, 0: gone without having reported the end of the job.",
+                    alerts=(alert("JobLost"),),
+                ),
+                Panel(
+                    "Scraped targets",
+                    (Query(UP, "{{instance}}"), Query(RAY_UP, "Ray {{node}}")),
+                    "none",
+                    top=1,
+                    about="1: Prometheus reads its metrics, 0: it cannot. A node without a job serves none.",
+                    beside=True,
+                    alerts=(alert("TargetDown"),),
+                ),
                 *PROCESSES,
                 Panel(
                     "Free disk space at the run folder",
                     (ratio(max_of("disk_free_bytes"), max_of("disk_total_bytes"), many_jobs=True),),
                     "percentunit",
+                    alerts=(alert("DiskFull"),),
                 ),
             ),
         ),

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from cluster.observability.alerts import Alert
+
 WIDTH, HEIGHT = 24, 8
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WINDOWS = {
@@ -21,6 +23,7 @@ What is recorded once a step has its own, longer one: in a window without a step
 """
 CONSOLE = "http://127.0.0.1:8000"
 """The default of the page's field for the server's URL, at which links to the console start."""
+ALERT_COLORS = {"warning": "orange", "critical": "red"}
 SCHEMA_VERSION = 39
 TAG = "agent-rft"
 
@@ -29,13 +32,14 @@ TAG = "agent-rft"
 class Query:
     """A PromQL expression and the legend of its series, as a Grafana template over their labels.
 
-    If `now`, only its value at the end of the shown time counts; `dashed` is how its line is drawn.
+    If `now`, only its value at the end of the shown time counts; `dashed` and `color` are how its line is drawn.
     """
 
     expr: str
     legend: str = "{{job}}"
     now: bool = False
     dashed: bool = False
+    color: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,8 @@ class Panel:
     `unit` is Grafana's name of a unit (s, bytes, percentunit, short, none), `width` is in 24ths of the page, `about` is
     shown on hovering over the title, and `empty` instead of "No data". Clicking a value leads to `page` of the console,
     in which `${__value.numeric}` is the value and `${__value.time}` its time in ms. The axis goes up to `top` at least.
-    A panel with more than six series has its legend `beside` them: below, it would not fit.
+    A panel with more than six series has its legend `beside` them: below, it would not fit. It draws the thresholds of
+    `alerts` that are numbers as lines.
     """
 
     title: str
@@ -77,6 +82,13 @@ class Panel:
     page: str = ""
     top: float = 0.01
     beside: bool = False
+    alerts: tuple[Alert, ...] = ()
+
+    @property
+    def thresholds(self) -> dict[float, str]:
+        """Colors of the thresholds that are numbers, in ascending order."""
+        found = {each.condition.threshold: ALERT_COLORS[each.severity] for each in self.alerts}
+        return {value: found[value] for value in sorted(value for value in found if not isinstance(value, str))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +107,22 @@ class Dashboard:
     page: str = ""
 
     @property
+    def uid(self) -> str:
+        """The dashboard's id in Grafana."""
+        return f"agent-rft-{self.name}"
+
+    @property
+    def label(self) -> str:
+        """Its name in texts: `Job` of `agent-rft: Job`."""
+        return self.title.rpartition(": ")[2]
+
+    @property
+    def numbered_panels(self) -> list[tuple[int, Panel]]:
+        """All panels with their ids in Grafana. The headers of rows have ids, too."""
+        parts = [part for _, panels in self.rows for part in (None, *panels)]
+        return [(number, part) for number, part in enumerate(parts, start=1) if part is not None]
+
+    @property
     def expressions(self) -> list[str]:
         """All PromQL expressions of the dashboard."""
         return [expr for _, expr in self.named_expressions]
@@ -102,15 +130,14 @@ class Dashboard:
     @property
     def named_expressions(self) -> list[tuple[str, str]]:
         """The same, with the titles of their panels or the names of the marks."""
-        panels = [panel for _, panels in self.rows for panel in panels]
-        asked = [(panel.title, query.expr) for panel in panels for query in panel.queries]
+        asked = [(panel.title, query.expr) for _, panel in self.numbered_panels for query in panel.queries]
         return asked + [(mark.legend, mark.expr) for mark in self.annotations]
 
 
 def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
     """The dashboard in Grafana's JSON model, ready for provisioning."""
     return {
-        "uid": f"agent-rft-{dashboard.name}",
+        "uid": dashboard.uid,
         "title": dashboard.title,
         "tags": [TAG],
         "schemaVersion": SCHEMA_VERSION,
@@ -206,20 +233,29 @@ def _position(x: int, y: int, w: int, h: int) -> dict[str, int]:
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
-    shown: dict[str, Any] = {"type": panel.kind, "title": panel.title, "description": panel.about}
+    notes = [f"Line: threshold of the alert {each.name} ({each.severity})." for each in panel.alerts]
+    about = "\n\n".join(filter(None, (panel.about, *notes)))
+    shown: dict[str, Any] = {"type": panel.kind, "title": panel.title, "description": about}
     if panel.kind == "text":
         return shown | {"options": {"mode": "markdown", "content": panel.text}}
     defaults: dict[str, Any] = {"unit": panel.unit, "custom": _drawn(panel), "color": {"mode": "palette-classic"}}
     defaults |= {"decimals": 1} if panel.unit == "sci" else {}
     defaults |= {"noValue": panel.empty} if panel.empty else {}
     defaults |= {"links": [_link(panel.page)]} if panel.page else {}
+    steps = [{"color": color, "value": value} for value, color in panel.thresholds.items()]
+    base = {"color": "transparent", "value": None}  # what Grafana needs below the first one
+    defaults |= {"thresholds": {"mode": "absolute", "steps": [base, *steps]}} if steps else {}
     targets = {chr(ord("A") + number): query for number, query in enumerate(panel.queries)}
     return shown | {
         "datasource": DATASOURCE,
         "targets": [_target(ref, query, panel.kind) for ref, query in targets.items()],
         "fieldConfig": {
             "defaults": defaults,
-            "overrides": [_DASHED | {"matcher": _named(ref)} for ref, query in targets.items() if query.dashed],
+            "overrides": [
+                {"matcher": _named(ref), "properties": properties}
+                for ref, query in targets.items()
+                if (properties := _line_of(query))
+            ],
         },
         "options": _OPTIONS[panel.kind] | ({"legend": _BESIDE} if panel.beside else {}),
     }
@@ -241,7 +277,10 @@ def _named(ref: str) -> dict[str, str]:
     return {"id": "byFrameRefID", "options": ref}
 
 
-_DASHED = {"properties": [{"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [8, 8]}}]}
+def _line_of(query: Query) -> list[dict[str, Any]]:
+    dashed = {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [8, 8]}}
+    color = {"id": "color", "value": {"mode": "fixed", "fixedColor": query.color}}
+    return [dashed] * query.dashed + [color] * bool(query.color)
 
 
 def _drawn(panel: Panel) -> dict[str, Any]:
@@ -251,7 +290,8 @@ def _drawn(panel: Panel) -> dict[str, Any]:
     # spanNulls is in ms: a paused job leaves a gap, successive steps do not.
     return {
         "axisSoftMin": 0,
-        **({"axisSoftMax": panel.top} if panel.unit in _COUNTED else {}),
+        **({"axisSoftMax": max([panel.top, *panel.thresholds])} if panel.unit in _COUNTED else {}),
+        **({"thresholdsStyle": {"mode": "line"}} if panel.thresholds else {}),
         "lineWidth": 1,
         "fillOpacity": 30 if panel.stacked else 5,
         "spanNulls": 120_000,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cluster.observability.alerts import DISCARDED, WITH_MISTAKES, alert
 from cluster.observability.dashboards.grafana import Dashboard, Panel, Query
 from cluster.observability.dashboards.queries import (
     ANNOTATIONS,
@@ -9,12 +10,14 @@ from cluster.observability.dashboards.queries import (
     MetricQuery,
     distribution_of,
     gauge,
+    increase_of,
     max_of,
     mean_of,
     panel,
     quantile_of,
     rate_of,
     ratio,
+    share_of_time,
 )
 
 ROLLOUTS = "jobs/$job/rollouts"
@@ -42,6 +45,8 @@ _STEP, _STEPS_PLANNED = max_of("step"), max_of("total_steps")
 _LEFT = f"clamp_min({_STEPS_PLANNED.expr} - {_STEP.expr}, 0) * ({mean_of('time_step_s').expr})"
 _FAILING = ratio(rate_of("endpoint/<endpoint>/failed"), rate_of("endpoint/<endpoint>/calls"))
 _BASELINE = max_of("baseline_valid_mean_reward")
+_NO_SIGNAL = rate_of("groups_without_signal/<kind>", ("job",), where=WITH_MISTAKES)
+_GROUPS = f"({rate_of('groups_without_signal/<kind>', ('job',)).expr} + {rate_of('groups_trained').expr})"
 FIGURES = (
     _figure(
         "Step",
@@ -89,6 +94,7 @@ JOB_DASHBOARD = Dashboard(
                     title="Reward",
                     about="What the policy is trained on: the grade minus penalties.",
                     page=ROLLOUTS_THEN,
+                    alerts=("RewardCollapse",),
                 ),
                 panel(
                     quantile_of(0.5, "rollout_wall_s/train"),
@@ -116,6 +122,7 @@ JOB_DASHBOARD = Dashboard(
                     title="Held-out grade",
                     about="A grade that rises while the held-out grade falls indicates reward hacking.",
                     page=ROLLOUTS_THEN,
+                    alerts=("HeldOutFalls",),
                 ),
                 panel(
                     rate_of("guard/<guard>", per="minute"),
@@ -137,6 +144,18 @@ JOB_DASHBOARD = Dashboard(
             (
                 panel(distribution_of("reward/train"), kind="heatmap"),
                 panel(rate_of("rollouts/<outcome>"), title="Rollouts per second by outcome", stacked=True),
+                Panel(
+                    "Discarded rollouts",
+                    (
+                        ratio(
+                            rate_of("rollouts/<outcome>", ("job",), where=DISCARDED),
+                            rate_of("rollouts/<outcome>", ("job",)),
+                        ),
+                    ),
+                    "percentunit",
+                    about="Share of rollouts that end without a grade, except those that the job cancels.",
+                    alerts=(alert("RolloutsDiscarded"),),
+                ),
                 panel(mean_of("rollout_tokens/train/<kind>")),
                 panel(
                     rate_of("finish/<reason>"),
@@ -149,6 +168,13 @@ JOB_DASHBOARD = Dashboard(
                     rate_of("groups_lost", per="minute"),
                     title="Groups per minute",
                 ),
+                Panel(
+                    "Groups without signal",
+                    (Query(f"{_NO_SIGNAL.expr} / {_GROUPS}", "share"),),
+                    "percentunit",
+                    about="Share of groups whose rewards are all equal, but not right.",
+                    alerts=(alert("NoSignal"),),
+                ),
                 panel(rate_of("engine_sampled_tokens"), rate_of("trained_tokens"), title="Tokens per second"),
             ),
         ),
@@ -159,8 +185,21 @@ JOB_DASHBOARD = Dashboard(
                     *(mean_of(f"time_{phase}_s") for phase in ("wait", "learn", "sync", "eval", "checkpoint", "step")),
                     title="Step time",
                 ),
+                Panel(
+                    "Waiting for rollouts",
+                    (ratio(share_of_time("time_wait_s"), share_of_time("time_step_s")),),
+                    "percentunit",
+                    about="Share of the time of steps in which the learner waits for rollouts.",
+                    alerts=(alert("LearnerStarves"),),
+                ),
+                panel(
+                    increase_of("time_step_s", series="steps"),
+                    increase_of("rollouts/graded", ("job",), series="graded rollouts"),
+                    title="Steps and graded rollouts in 15 minutes",
+                    alerts=("NoProgress",),
+                ),
                 panel(gauge("staleness_mean"), gauge("staleness_max"), title="Staleness", top=1),
-                panel(gauge("checkpoint_age_s")),
+                panel(gauge("checkpoint_age_s"), alerts=("OldCheckpoint",)),
                 panel(gauge("checkpoint_bytes")),
                 panel(rate_of("events/<level>", per="minute")),
             ),

@@ -22,7 +22,7 @@ LEARNER_DASHBOARD = Dashboard(
             "Updates",
             (
                 panel(gauge("loss"), gauge("full_valid_loss"), title="Loss"),
-                panel(gauge("entropy")),
+                panel(gauge("entropy"), alerts=("EntropyCollapse",)),
                 panel(gauge("grad_norm")),
                 panel(gauge("learning_rate")),
                 panel(gauge("kl_start")),
@@ -38,6 +38,7 @@ LEARNER_DASHBOARD = Dashboard(
                     title="Log-probability gap",
                     unit="sci",
                     about="Typically about 1e-6 nats in float32 and 0.02 in bfloat16.",
+                    alerts=("EngineLearnerDifference",),
                 ),
                 panel(gauge("importance_ratio_mean"), gauge("logprob_gap_ratio"), title="Importance ratio"),
                 panel(

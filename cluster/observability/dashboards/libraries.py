@@ -6,9 +6,10 @@ their targets have in our scrape configuration.
 
 from __future__ import annotations
 
+from cluster.observability.alerts import NEW_SPILLS, alert
 from cluster.observability.dashboards.grafana import Panel, Query
 from cluster.observability.dashboards.queries import CHOSEN, WINDOW
-from cluster.observability.promql import DCGM_TARGETS, RAY_SPILLED, RAY_TARGETS, rate, samples
+from cluster.observability.promql import DCGM_TARGETS, RAY_TARGETS, rate, samples
 
 PROCESS = ("job", "process")
 JOB = f"{{{CHOSEN['job']}}}"
@@ -94,10 +95,11 @@ NODES = (
         about="Reported by Ray. What does not fit is written to disk.",
     ),
     Panel(
-        "Spilled to disk by node",
-        (Query(f"sum by (NodeAddress) ({RAY_SPILLED})", "{{NodeAddress}}"),),
+        "Spilled to disk by node in 15 minutes",
+        (Query(NEW_SPILLS, "{{NodeAddress}}"),),
         "bytes",
-        about="Reported by Ray: what did not fit into its object store, since it started.",
+        about="Reported by Ray: what did not fit into its object store.",
+        alerts=(alert("RaySpills"),),
     ),
 )
 _ONE_GPU = "One of the two exporters is enough."

@@ -14,7 +14,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cluster.observability.dashboards.grafana import Panel, Query, Variable
+from cluster.observability.alerts import Alert, alert
+from cluster.observability.dashboards.grafana import ALERT_COLORS, Panel, Query, Variable
 from cluster.observability.promql import Part, rate, samples
 from trainer.metrics import METRICS, metric_of
 from trainer.metrics.metric import Metric
@@ -98,18 +99,26 @@ def quantile_of(q: float, name: str, by: Labels = ()) -> MetricQuery:
     return found.query(f"histogram_quantile({q:g}, {buckets})", statistic=f"p{q * 100:g}")
 
 
-def rate_of(name: str, by: Labels = (), *, per: Literal["second", "minute"] = "second") -> MetricQuery:
-    """How much a counter grows per `second` or `minute`.
+def rate_of(name: str, by: Labels = (), *, per: Literal["second", "minute"] = "second", where: str = "") -> MetricQuery:
+    """How much a counter grows per `second` or `minute`, of the samples that match `where` (`status="500"`).
 
     Raises:
         ValueError: the metric is not a counter.
     """
-    found = _Listed(name, by)
+    found = _Listed(name, by, where=where)
     if found.metric.kind != "counter":
         raise ValueError(f"{name} is a {found.metric.kind}, not a counter: it has no rate")
     expr = f"60 * {found.rate()}" if per == "minute" else found.rate()
     unit = "Bps" if found.metric.unit == "bytes" else "short"
     return found.query(expr, title=f"{found.metric.label} per {per}", unit=unit)
+
+
+def increase_of(name: str, by: Labels = (), *, series: str = "") -> MetricQuery:
+    """How much a counter, or the number of a histogram's observations, has grown in 15 minutes."""
+    found = _Listed(name, by)
+    counted = found.samples("count" if found.metric.kind == "histogram" else None)
+    expr = f"sum by ({', '.join(found.by)}) (increase({counted}[15m]))"
+    return found.query(expr, title=f"{found.metric.label} in 15 minutes", unit="short", series=series)
 
 
 def share_of_time(name: str, by: Labels = (), *, window: str = "") -> MetricQuery:
@@ -136,13 +145,14 @@ def panel(
     unit: str = "",
     many_jobs: bool = False,
     dashed: tuple[MetricQuery, ...] = (),
+    alerts: tuple[str, ...] = (),
     **options: Any,
 ) -> Panel:
     """A panel whose title, unit and description come from the metrics that it shows.
 
     If it shows several metrics, it needs a `title`; legend and description then name each by its `series`. `about` is
     put before the description, `unit` replaces theirs, queries in `dashed` come last, and `options` are further fields
-    of Panel. The page shows one job, or `many_jobs`.
+    of Panel. The page shows one job, or `many_jobs`. It draws the thresholds of these `alerts`.
 
     Raises:
         ValueError: the queries have several units, or several titles and none is given.
@@ -154,31 +164,48 @@ def panel(
     metrics = {query.metric: query.series or query.metric.label for query in shown}
     shared = len(metrics) > 1
     helps = [(f"- {series}: " if shared else "") + _sentence(metric.help) for metric, series in metrics.items()]
+    found = tuple(map(alert, alerts))
     return Panel(
         title or _capitalized(titles.pop()),
-        tuple(
-            Query(query.expr, query.legend(query.series if shared else "", many_jobs=many_jobs), dashed=query in dashed)
-            for query in shown
+        (
+            *(
+                Query(
+                    query.expr,
+                    query.legend(query.series if shared else "", many_jobs=many_jobs),
+                    dashed=query in dashed,
+                )
+                for query in shown
+            ),
+            *(_threshold(each, many_jobs=many_jobs) for each in found if isinstance(each.condition.threshold, str)),
         ),
         unit or units.pop(),
         about="\n\n".join(filter(None, (about, "\n".join(helps)))),
+        alerts=found,
         **options,
     )
+
+
+def _threshold(shown: Alert, *, many_jobs: bool) -> Query:
+    """The threshold of an alert whose series each have their own."""
+    chosen = f"({shown.condition.threshold}) and on (job) {samples('disk_total_bytes', CHOSEN['job'])}"
+    legend = f"alert {shown.name} {{{{job}}}}" if many_jobs else f"alert {shown.name}"
+    return Query(chosen, legend, dashed=True, color=ALERT_COLORS[shown.severity])
 
 
 class _Listed:
     """A name of the list, resolved, with the labels of a query over it."""
 
-    def __init__(self, name: str, by: Labels, window: str = "") -> None:
+    def __init__(self, name: str, by: Labels, window: str = "", where: str = "") -> None:
         found = metric_of(name)
         if found is None:
             raise KeyError(name)
         self.name, self.metric = name, METRICS[found[0]]
         self.window = window or (WINDOW if self.metric.live else STEPS)
         self.by = by or ("job", *re.findall(r"<(\w+)>", name))
+        self._matchers = [*(CHOSEN[label] for label in self.by if label in CHOSEN), *filter(None, (where,))]
 
     def samples(self, part: Part | None = None) -> str:
-        return samples(self.name, *(CHOSEN[label] for label in self.by if label in CHOSEN), part=part)
+        return samples(self.name, *self._matchers, part=part)
 
     def rate(self, part: Part | None = None) -> str:
         return rate(self.samples(part), self.window, self.by)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from cluster.observability.alerts import API_REQUESTS, SERVER_ERROR, alert
 from cluster.observability.dashboards.grafana import Dashboard, Panel, Query
 from cluster.observability.dashboards.libraries import SERVED
 from cluster.observability.dashboards.queries import WINDOW, max_of, panel, quantile_of, sum_of
 from cluster.observability.promql import rate, samples
 
-API_REQUEST_S = "api_request_s/<status>/<method>/<route>"
-ERRORS = 'status=~"5.."'
-
 
 def _requests(*matchers: str, by: tuple[str, ...]) -> str:
-    return rate(samples(API_REQUEST_S, *matchers, part="count"), WINDOW, by)
+    return rate(samples(API_REQUESTS, *matchers, part="count"), WINDOW, by)
+
+
+_ALL = f"sum({_requests(by=('route',))})"
+_ERRORS = f"(sum({_requests(SERVER_ERROR, by=('route',))}) or vector(0)) / {_ALL}"
 
 
 def _figure(title: str, expr: str, *, unit: str = "none", about: str) -> Panel:
@@ -32,13 +34,13 @@ SERVICE_DASHBOARD = Dashboard(
                 ),
                 _figure(
                     "Requests per second",
-                    f"sum({_requests(by=('route',))})",
+                    _ALL,
                     unit="short",
                     about="All requests to the API, those of models too.",
                 ),
                 _figure(
                     "Server errors",
-                    f"(sum({_requests(ERRORS, by=('route',))}) or vector(0)) / sum({_requests(by=('route',))})",
+                    _ERRORS,
                     unit="percentunit",
                     about="Share of requests with a status from 500.",
                 ),
@@ -50,10 +52,15 @@ SERVICE_DASHBOARD = Dashboard(
                 Panel(
                     "API requests per second",
                     (Query(_requests(by=("route", "status")), "{{status}} {{route}}"),),
-                    width=8,
                 ),
-                panel(quantile_of(0.95, API_REQUEST_S, ("route",)), width=8),
-                panel(max_of("api_jobs/<state>", ("state",)), width=8, top=1),
+                panel(quantile_of(0.95, API_REQUESTS, ("route",))),
+                Panel(
+                    "Share of server errors",
+                    (Query(_ERRORS, "status from 500"),),
+                    "percentunit",
+                    alerts=(alert("ServerErrors"),),
+                ),
+                panel(max_of("api_jobs/<state>", ("state",)), top=1, alerts=("QueueStands",)),
             ),
         ),
         ("Served models", SERVED),
