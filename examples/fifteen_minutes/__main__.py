@@ -143,7 +143,7 @@ def main() -> None:
         if options.template is not None:
             adapt(project / "job.yaml", options.template)
         with served(project, listener):
-            steps.run("test the grader", [sys.executable, "-m", "pytest", "-q", "test_grader.py"], project)
+            steps.run("test the grader", [sys.executable, "-m", "unittest", "-q", "test_grader"], project)
             steps.run("check the job", [AGENT_RFT, "check", "job.yaml"], project)
             with steps.step("train, to the end of the first step"):
                 train_one_step(project)

@@ -206,7 +206,7 @@ def _next_steps(folder: Path, wanted: Wanted, notes: Sequence[str]) -> str:
     if wanted.model is not None and not Path(wanted.model).is_dir():
         lines.append(f"  {command('hf')} download {shlex.quote(wanted.model)}")
     lines += [
-        f"  {python} -m pytest test_grader.py",
+        f"  {python} -m unittest test_grader",
         f"  {agent_rft} check job.yaml",
         f"  {agent_rft} eval job.yaml --samples 4",
         f"  {agent_rft} train job.yaml",

@@ -34,13 +34,13 @@ async def price(name: str) -> dict:
 """
 QUESTIONS = "question,answer,kind\n" + "".join(f"What is {i} + {i}?,{2 * i},sum\n" for i in range(10))
 CALLS = """
-import json, sys
+import json, sys, unittest
 from fastapi.testclient import TestClient
 import server, test_grader
 
-for name, test in vars(test_grader).items():
-    if name.startswith("test_"):
-        test()
+tests = unittest.defaultTestLoader.loadTestsFromModule(test_grader)
+result = unittest.TextTestRunner(sys.stderr).run(tests)
+assert result.testsRun and result.wasSuccessful()
 with TestClient(server.app, raise_server_exceptions=False) as client:
     for path, body in json.loads(sys.argv[1]):
         answer = client.post(path, json=body)
