@@ -75,7 +75,7 @@ async def test_with_half_of_all_tool_calls_answering_503_advantages_use_graded_r
 
     async def groups(faults: Faults) -> tuple[list[list[Rollout | Discarded]], ChaosRun, ChaosServer]:
         plan = Plan(seed=3, endpoints={SEARCH: faults}, key_by="content")
-        async with ChaosServer(plan) as server, ChaosRun(server, tool={"timeout_s": 2.0}) as run:
+        async with ChaosServer(plan) as server, ChaosRun(server, tool={"timeout_s": 5.0}) as run:
             return await run.rollouts(rows, size), run, server
 
     quiet, _, _ = await groups(Faults())
@@ -166,9 +166,9 @@ async def test_the_account_balances_whatever_fails() -> None:
     lost_ends = Faults(faults.latency, {kind: share for kind, share in shares.items() if kind != "404"})
     endpoints = {SEARCH: faults, GRADE: faults, "session/start": faults, "session/end": lost_ends}
     chance = random.Random(11)
-    timeout = {"timeout_s": 2.0}
+    timeout = {"timeout_s": 5.0}  # enough next to other work on the machine
     async with ChaosServer(Plan(11, endpoints)) as server:
-        async with ChaosRun(server, tool=timeout, grader=timeout, session=timeout, rollout_timeout_s=15.0) as run:
+        async with ChaosRun(server, tool=timeout, grader=timeout, session=timeout, rollout_timeout_s=30.0) as run:
             rollouts = [asyncio.create_task(run.rollout(task(i))) for i in range(1_000)]
             for one in rollouts:
                 if chance.random() < 0.2:
