@@ -87,7 +87,7 @@ class InvalidJob(UserError):
 
 
 class EndpointRefused(UserError):
-    """A tool or grader responded with 401 or 403: a configuration error that no retry can fix."""
+    """An endpoint refuses its key (401, or most answers are 403): a configuration error that no retry can fix."""
 
 
 class CannotStart(UserError):
@@ -103,8 +103,9 @@ class Discard(RftError):
 class ToolFailed(Discard):
     """A tool call failed after all retries or at its deadline.
 
-    The tool may be at fault, so the model is not graded for it. An answer with a status of 400 to 499 does not count:
-    the model sees it as an error. Look at the errors of the endpoint by kind, and at your server's log by trace id.
+    The tool may be at fault, or the row too large for a call, so the model is not graded for it. An answer with a
+    status of 400 to 499 does not count: the model sees it as an error, except those about sizes and missing credit.
+    Look at the errors of the endpoint by kind, and at your server's log by trace id.
     """
 
     reason = "tool_failed"

@@ -1,16 +1,16 @@
 """The only retry layer: every HTTP call of a job to a tool, grader or model endpoint goes through here.
 
 A call ends by its deadline, with an answer or with an error that names the endpoint and shows no secret. The rules are
-those of the wire contract. 408, 425, 429 and 503 are retried until the deadline, and calls wait as long
-for an open breaker. Other 5xx, connection errors and attempts that took too long are retried `max_retries` times. 401
-and 403 are a mistake in the job. Redirects are not followed. Any other response is an answer, for the caller to
+those of the wire contract. 408, 425, 429 and 503, and a 403 with the headers of a rate limit, are retried until the
+deadline, and calls wait as long for an open breaker. Other 5xx, connection errors and attempts that took too long are
+retried `max_retries` times. An account without credit fails a call at once. 401 is a mistake in the job, and so is a
+403 that concerns the key (`access`). Redirects are not followed. Any other response is an answer, for the caller to
 interpret.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,16 +20,19 @@ from weakref import WeakSet
 
 from aiohttp.abc import AbstractResolver
 
+from actors.endpoints.access import AccessHistory
 from actors.endpoints.address_guard import ForbiddenAddress, Guard
-from actors.endpoints.answer import HttpAnswer, cut, retry_after_s, status_text
+from actors.endpoints.answer import HttpAnswer, retry_after_s, status_text
+from actors.endpoints.body import json_body
 from actors.endpoints.breaker import Breaker
+from actors.endpoints.call_errors import HEADERS, CallErrors
 from actors.endpoints.gate import Gate, Permit, RequestEnd, Sockets
 from actors.endpoints.hedging import hedged
 from actors.endpoints.limits import AdaptiveLimit, RateLimit
 from actors.endpoints.signing import Signer
 from actors.endpoints.stats import EndpointStats, merged
-from actors.endpoints.transport import Transport, TransportError
-from actors.endpoints.url import endpoint_mistake, safe_url, scrub, secrets_of
+from actors.endpoints.transport import Reply, Transport, TransportError
+from actors.endpoints.url import endpoint_mistake, safe_url, secrets_of
 from actors.runtime.timing import REAL_TIMING, Timing
 from actors.runtime.tracing import sampled_trace, traceparent
 from trainer.errors import Discard, EndpointRefused, UserError
@@ -39,22 +42,11 @@ from trainer.spec.operator.allowed import Allowed
 FIRST_WAIT_S = 0.5
 QUICK_WAIT_S = 0.1
 LONGEST_WAIT_S = 8.0
-EXCERPT_CHARS = 200
 LATE_S = 0.005
 """How far the event loop's clock may be behind ours: a request cancelled this close to its deadline was late."""
 
 CLIENTS: WeakSet[EndpointClient] = WeakSet()
 """All clients of this process, for `process_stats`."""
-WAIT_STATUSES = frozenset({408, 425, 429, 503})
-REFUSED_STATUSES = frozenset({401, 403})
-REMEDIES = {
-    "busy": "give it more capacity, lower max_concurrency or raise timeout_s",
-    "timeout": "make it faster, or raise attempt_timeout_s",
-    "deadline": "make it faster, raise timeout_s, or raise max_concurrency if it can handle more calls at a time",
-    "server_error": "check the endpoint's own log",
-    "connection": "check that it is running and that its URL is correct and reachable from the cluster",
-    "redirect": "set the final URL in the job: redirects are not followed",
-}
 
 
 @dataclass(slots=True)
@@ -105,12 +97,15 @@ class EndpointClient:
         hedge_after_s: float | None = None,
         resolver: AbstractResolver | None = None,
         signer: Signer | None = None,
+        keys: str = HEADERS,
+        has_answered: bool = False,
     ) -> None:
         """Make a client; it connects at the first call.
 
         `what` names the endpoint in messages ("tool 'search'"). `failure` is raised when a call finally fails. The
         clients of one process share their `sockets`. Set `hedge_after_s` only if a request may be sent twice.
-        A `signer` signs each request.
+        A `signer` signs each request. `keys` says where the endpoint's keys are set, and `has_answered` whether the
+        endpoint has answered before in this run.
 
         Raises:
             UserError: the URL or a header is invalid.
@@ -125,15 +120,14 @@ class EndpointClient:
         self.name = what
         CLIENTS.add(self)
         self.counts = EndpointStats()
-        self._endpoint = safe_url(url)
-        self._secrets = secrets_of(url, headers.values())
-        self._failure = failure
+        self._errors = CallErrors(self.what, safe_url(url), secrets_of(url, headers.values()), keys, failure)
         self._timing = timing
         self._timeout_s = endpoint.timeout_s
         self._attempt_timeout_s = endpoint.attempt_timeout_s
         self._max_retries = endpoint.max_retries
         self._hedge_after_s = hedge_after_s
         self._signer = signer
+        self._access = AccessHistory(has_answered)
         self._transport = Transport(url, headers, guard, resolver)
         self._gate = Gate(
             AdaptiveLimit(endpoint.max_concurrency),
@@ -149,14 +143,14 @@ class EndpointClient:
         Calls with the same `trace_id` are queued behind each other; the queues of several are served in turn.
 
         Raises:
-            EndpointRefused: 401 or 403, or an address that the operator does not allow.
+            EndpointRefused: The endpoint refuses the key, or has an address that the operator does not allow.
             Discard: an instance of `failure`, with the details endpoint, kind, attempts and retries.
         """
         now = self._timing.clock()
         plain = idempotency_key.isascii() and idempotency_key.isidentifier()  # true of most call ids
         key = idempotency_key if plain else quote(idempotency_key, safe=":/+=,;@!*'()")
         call = _Call(
-            payload=body if isinstance(body, bytes) else json.dumps(body).encode(),
+            payload=body if isinstance(body, bytes) else json_body(body),
             headers={"Idempotency-Key": key, **traceparent()},
             lane=trace_id,
             start=now,
@@ -188,24 +182,18 @@ class EndpointClient:
         await self._transport.close()
 
     def scrub(self, text: str) -> str:
-        """`text` without the secrets of the headers and the URL, which some servers echo."""
-        return scrub(text, self._secrets)
+        """As CallErrors.scrub."""
+        return self._errors.scrub(text)
 
-    def excerpt(self, answer: HttpAnswer) -> str:
-        """The start of an answer's body, for messages."""
-        return cut(" ".join(self.scrub(answer.text).split()), EXCERPT_CHARS)
+    def excerpt(self, text: str) -> str:
+        """As CallErrors.excerpt."""
+        return self._errors.excerpt(text)
 
-    def bad_answer(self, answer: HttpAnswer, why: str) -> Discard:
-        """The error that a caller raises when it cannot use an answer; `why` follows "it answered HTTP 200 OK, but"."""
-        self.counts.errors["bad_answer"] += 1
-        body = self.excerpt(answer) or "(empty)"
-        return self._failure(
-            f"{self.what} failed: it answered {status_text(answer.status)}, but {why}; body: {body}",
-            endpoint=self._endpoint,
-            kind="bad_answer",
-            attempts=answer.retries + 1,
-            retries=answer.retries,
-        )
+    def bad_answer(self, answer: HttpAnswer, why: str, remedy: str = "") -> Discard:
+        """As CallErrors.bad_answer, for a caller that cannot use an answer; the error is counted."""
+        error = self._errors.bad_answer(answer, why, remedy)
+        self.counts.errors[error.details["kind"]] += 1
+        return error
 
     # -- retries ---------------------------------------------------------------------------------------------------
 
@@ -293,12 +281,15 @@ class EndpointClient:
         try:
             async with asyncio.timeout(self._attempt_timeout_s):
                 reply = await self._transport.send(call.payload, headers)
-            end = _request_end(reply.status)
-            if end is not RequestEnd.ANSWERED:
-                why = status_text(reply.status)
-            if reply.status in WAIT_STATUSES and reply.retry_after is not None:
+            latency_s = self._timing.clock() - permit.sent
+            answer = HttpAnswer(reply.status, reply.body, latency_s, call.failures, reply.truncated, len(call.payload))
+            end, asked = _request_end(reply), ""
+            if reply.asks_to_wait and reply.retry_after is not None:
                 after_s = retry_after_s(reply.retry_after, self._timing.wall_clock())
+                asked = "" if after_s is None else f" with Retry-After: {after_s:g} s"
                 self._gate.hold_back(after_s or 0.0)  # before the permit is returned and the next call gets in
+            if end is not RequestEnd.ANSWERED:
+                why = self._errors.described(answer, asked)
         except TransportError as error:
             end, why = (RequestEnd.FAILED if error.connected else RequestEnd.NO_CONNECTION), error.why
             raise _TryAgain("connection", why) from None
@@ -307,54 +298,44 @@ class EndpointClient:
             raise _TryAgain("timeout", why) from None
         except ForbiddenAddress as error:
             why = f"resolves to {error.address}, {error.why}"
-            raise self._refused(call, "forbidden_address", why, error.remedy) from None
+            raise self._errors.refused("forbidden_address", why, error.remedy, call.failures) from None
         except asyncio.CancelledError:
             if asyncio.get_running_loop().time() >= call.ends_at - LATE_S:
                 end, why = RequestEnd.LATE, f"no answer within {self._timeout_s:g} s"
             raise
         finally:
             self._gate.leave(permit, end, why)
-        latency_s = self._timing.clock() - permit.sent
         self.counts.took(latency_s, sampled_trace())
         self.counts.bytes_in += len(reply.body)
-        answer = HttpAnswer(reply.status, reply.body, latency_s, call.failures, reply.truncated)
-        return answer if answer.ok else self._judge(call, answer, after_s)
+        if end is not RequestEnd.ANSWERED:
+            if answer.has_no_credit:
+                raise self._failed(call, "no_credit", why)
+            raise _TryAgain("busy" if reply.asks_to_wait else "server_error", why, after_s)
+        return self._checked(call, answer)
 
-    def _judge(self, call: _Call, answer: HttpAnswer, after_s: float | None) -> HttpAnswer:
-        """The answer, unless its status is one to retry or to fail on."""
-        status = answer.status
-        if status in REFUSED_STATUSES:
-            why = f"rejected the request with {status_text(status)}"
-            raise self._refused(call, "refused", why, "check the keys in its `headers`", status=status)
-        if status in WAIT_STATUSES:
-            why = status_text(status) + (f" with Retry-After: {after_s:g} s" if after_s is not None else "")
-            raise _TryAgain("busy", why, after_s)
-        if status >= 500:
-            text = self.excerpt(answer)
-            raise _TryAgain("server_error", status_text(status) + (f" ({text})" if text else ""))
+    def _checked(self, call: _Call, answer: HttpAnswer) -> HttpAnswer:
+        """The answer, unless it is a redirect, or the endpoint refuses the key.
+
+        Raises:
+            EndpointRefused: The endpoint refuses the key.
+            Discard: An instance of `failure`: it is a redirect.
+        """
+        status, access = answer.status, self._access
         if 300 <= status < 400:
             raise self._failed(call, "redirect", f"{status_text(status)}, a redirect")
+        if status != 401:
+            access.add(forbidden=status == 403)
+        if status == 401 or (status == 403 and access.refuses_key):
+            share = f"{access.num_forbidden} of its last {access.num_answers} calls"
+            rejected = share if status == 403 and access.num_forbidden > 1 else "the request"
+            raise self._errors.refused_key(answer, rejected)
         return answer
 
     # -- errors ----------------------------------------------------------------------------------------------------
 
-    def _refused(self, call: _Call, kind: str, why: str, remedy: str, **details: Any) -> EndpointRefused:
-        problem = f"{self.what} {why}"
-        details |= {"problem": problem, "remedy": remedy, "endpoint": self._endpoint, "kind": kind}
-        return EndpointRefused(f"{problem}: {remedy}", retries=call.failures, **details)
-
     def _failed(self, call: _Call, kind: str, why: str) -> Discard:
         elapsed_s = self._timing.clock() - call.start
-        problem = f"{self.what} failed: {why} ({call.attempts} attempts, {elapsed_s:.1f} s)"
-        return self._failure(
-            f"{problem}; {REMEDIES[kind]}",
-            problem=problem,
-            remedy=REMEDIES[kind],
-            endpoint=self._endpoint,
-            kind=kind,
-            attempts=call.attempts,
-            retries=min(call.failures, call.attempts - 1),
-        )
+        return self._errors.failed(kind, why, attempts=call.attempts, failures=call.failures, elapsed_s=elapsed_s)
 
     def _why_late(self, call: _Call) -> str:
         why = f"no answer by the deadline of {self._timeout_s:g} s"
@@ -375,9 +356,9 @@ def process_stats() -> dict[str, dict[str, Any]]:
     return merged({client.name: client.stats()} for client in list(CLIENTS))
 
 
-def _request_end(status: int) -> RequestEnd:
-    if status == 503:
+def _request_end(reply: Reply) -> RequestEnd:
+    if reply.status == 503:
         return RequestEnd.OVERLOADED
-    if status in WAIT_STATUSES:
+    if reply.asks_to_wait:
         return RequestEnd.BUSY
-    return RequestEnd.FAILED if status >= 500 else RequestEnd.ANSWERED
+    return RequestEnd.FAILED if reply.status >= 500 else RequestEnd.ANSWERED

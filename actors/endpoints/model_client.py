@@ -5,31 +5,72 @@ Requests go through `EndpointClient` like all others; a failed one is a `model_g
 
 from __future__ import annotations
 
+import json
+import logging
 import secrets
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple
 
 from pydantic import SecretStr
 
+from actors.endpoints.answer import HttpAnswer
 from actors.endpoints.client import EndpointClient
 from actors.runtime.timing import Timing
-from trainer.errors import Discard, EndpointRefused, GraderFailed
+from trainer.errors import Discard, GraderFailed
 from trainer.spec.operator.allowed import parse_allowed
-from trainer.spec.operator.config import ModelEndpoint
+from trainer.spec.operator.config import AnswerFormat, ModelEndpoint
 from trainer.spec.operator.model_names import named
 
 CHAT = "/chat/completions"
 EMBEDDINGS = "/embeddings"
 EVERYWHERE = (parse_allowed("0.0.0.0/0"), parse_allowed("::/0"))
 """The operator configures these endpoints, not a job, so they may have any address."""
-SERVER_ERROR = "model_grader_server_error"
+MODEL_SERVER_ERROR = "model_grader_server_error"
+FALLBACK: AnswerFormat = "json_object"
+LOG = logging.getLogger(__name__)
+
+
+class NoSchemas(NamedTuple):
+    """The endpoint of `model`, an entry of the operator's configuration, does not take JSON schemas."""
+
+    model: str
+
+    @property
+    def message(self) -> str:
+        return f"models.{self.model} does not take the response format json_schema, so json_object is used"
+
+    @property
+    def remedy(self) -> str:
+        return f"set response_format: {FALLBACK} in models.{self.model} of the operator's configuration"
+
+
+OnNoSchemas = Callable[[NoSchemas], None]
+
+
+@cache
+def warn_once(found: NoSchemas) -> None:
+    """Log the fallback of a model the first time in this process."""
+    LOG.warning("%s; %s", found.message, found.remedy)
 
 
 class ModelClient:
     """A client of one path of a model's endpoint; `name` is the model's name in the operator's configuration."""
 
-    def __init__(self, name: str, endpoint: ModelEndpoint, path: str, timing: Timing) -> None:
+    def __init__(
+        self,
+        name: str,
+        endpoint: ModelEndpoint,
+        path: str,
+        timing: Timing,
+        on_no_schemas: OnNoSchemas = warn_once,
+        *,
+        has_answered: bool = False,
+    ) -> None:
         """Make a client; it connects at the first request.
+
+        `on_no_schemas` is called once, if the endpoint turns out not to take JSON schemas. `has_answered`: see
+        EndpointClient.
 
         Raises:
             UserError: the URL or a header is invalid.
@@ -37,6 +78,9 @@ class ModelClient:
         self.name = name
         self.by_logprobs = endpoint.scoring == "logprobs"
         self._model = endpoint.model or name
+        self._format: AnswerFormat = endpoint.response_format or "json_schema"
+        self._may_fall_back = endpoint.response_format is None
+        self._on_no_schemas = on_no_schemas
         self._client = EndpointClient(
             f"model {name!r}",
             model_url(endpoint, path),
@@ -44,20 +88,26 @@ class ModelClient:
             GraderFailed,
             timing,
             allowed_networks=EVERYWHERE,
+            keys=f"`headers` or `api_key` of models.{name} in the operator's configuration",
+            has_answered=has_answered,
         )
 
-    async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def ask(self, body: Mapping[str, Any], schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The JSON object that the endpoint answers to `body` and the model's name.
+
+        With `schema`, a chat completion's text is to be JSON of that schema, which the endpoint may not guarantee.
 
         Raises:
             GraderFailed: no usable answer; its code is model_grader_server_error.
-            EndpointRefused: 401 or 403.
+            EndpointRefused: The endpoint refuses the key.
         """
         try:
-            # A new key for each request, so that an answer that could not be parsed is requested again.
-            answer = await self._client.post({"model": self._model, **body}, f"judge_{secrets.token_hex(16)}")
+            answer = await self._answer(body, schema)
             if not answer.ok:
-                raise self._client.bad_answer(answer, "a model must answer 200")
+                remedy = ""
+                if schema is not None and _refuses_format(answer):
+                    remedy = f"set response_format: none in models.{self.name} of the operator's configuration"
+                raise self._client.bad_answer(answer, "a model must answer 200", remedy)
             try:
                 found = None if answer.truncated else answer.json()
             except ValueError:
@@ -65,15 +115,29 @@ class ModelClient:
             if not isinstance(found, dict):
                 raise self._client.bad_answer(answer, "the body is not a JSON object")
         except Discard as error:
-            raise GraderFailed(error.message, **(error.details | {"code": SERVER_ERROR})) from None
-        except EndpointRefused as error:
-            remedy = f"{error.remedy}, or the api_key of models.{self.name} in the operator's configuration"
-            raise EndpointRefused(f"{error.problem}: {remedy}", **(error.details | {"remedy": remedy})) from None
+            raise GraderFailed(error.message, **(error.details | {"code": MODEL_SERVER_ERROR})) from None
         return found
 
-    def scrub(self, text: str) -> str:
-        """`text` without the API key and the header values."""
-        return self._client.scrub(text)
+    async def _answer(self, body: Mapping[str, Any], schema: Mapping[str, Any] | None) -> HttpAnswer:
+        """The answer, after one fallback if the endpoint does not take schemas."""
+        if schema is None:
+            return await self._post(body)
+        tried = self._format
+        answer = await self._post(in_format(body, schema, tried))
+        if tried != "json_schema" or not self._may_fall_back or not _refuses_format(answer):
+            return answer
+        if self._format == tried:
+            self._format = FALLBACK
+            self._on_no_schemas(NoSchemas(self.name))
+        return await self._post(in_format(body, schema, self._format))
+
+    async def _post(self, body: Mapping[str, Any]) -> HttpAnswer:
+        # A new key for each request, so that an answer that could not be parsed is requested again.
+        return await self._client.post({"model": self._model, **body}, f"judge_{secrets.token_hex(16)}")
+
+    def excerpt(self, text: str) -> str:
+        """The start of a text of the model, for messages; see CallErrors.excerpt."""
+        return self._client.excerpt(text)
 
     async def close(self) -> None:
         await self._client.close()
@@ -82,21 +146,59 @@ class ModelClient:
 class ModelClients:
     """The operator's models: one client per model and path, so that the graders of one pool share its limits."""
 
-    def __init__(self, models: Mapping[str, ModelEndpoint], timing: Timing) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, ModelEndpoint],
+        timing: Timing,
+        on_no_schemas: OnNoSchemas = warn_once,
+        *,
+        has_answered: bool = False,
+    ) -> None:
         self._models = models
         self._timing = timing
+        self._on_no_schemas = on_no_schemas
+        self._has_answered = has_answered
         self._clients: dict[tuple[str, str], ModelClient] = {}
 
     def client(self, name: str, path: str) -> ModelClient:
         """The client of a configured model; its dated names share its limits."""
         entry = named(name, self._models) or name
         if (entry, path) not in self._clients:
-            self._clients[entry, path] = ModelClient(entry, self._models[entry], path, self._timing)
+            self._clients[entry, path] = ModelClient(
+                entry, self._models[entry], path, self._timing, self._on_no_schemas, has_answered=self._has_answered
+            )
         return self._clients[entry, path]
 
 
 def model_url(endpoint: ModelEndpoint, path: str) -> str:
     return endpoint.base_url.rstrip("/") + path
+
+
+def in_format(body: Mapping[str, Any], schema: Mapping[str, Any], form: AnswerFormat) -> dict[str, Any]:
+    """The body of a chat completion that asks for JSON of this schema.
+
+    An endpoint that does not take the schema gets it in the system message. It also has the word JSON then, without
+    which some endpoints refuse `json_object`.
+    """
+    if form == "json_schema":
+        strict = {"name": "grade", "strict": True, "schema": schema}
+        return {**body, "response_format": {"type": form, "json_schema": strict}}
+    first, *rest = body["messages"]
+    text = f"Answer with one JSON object and nothing else. It must fit this JSON schema:\n{json.dumps(schema)}"
+    if first["role"] == "system" and isinstance(first["content"], str):
+        text = f"{first['content']}\n\n{text}"
+    else:
+        rest = [first, *rest]
+    asked = {**body, "messages": [{"role": "system", "content": text}, *rest]}
+    return asked if form == "none" else {**asked, "response_format": {"type": form}}
+
+
+def _refuses_format(answer: HttpAnswer) -> bool:
+    """Whether an endpoint does not take the response format: an error that names the field."""
+    if answer.status not in (400, 422):
+        return False
+    named = answer.error.param or answer.text
+    return "response_format" in named or "json_schema" in named
 
 
 def with_key(endpoint: ModelEndpoint) -> ModelEndpoint:

@@ -21,8 +21,9 @@ class EndpointStats:
     """The counters of one client.
 
     `errors` is by kind; for failed calls: busy, timeout, deadline, server_error, connection, redirect, refused,
-    forbidden_address; for answers: tool_error (a 4xx), too_large, bad_answer. `retries` counts attempts after failures,
-    `waits` those after 408, 425, 429 and 503, `hedges` duplicate requests, of which `hedges_won` were answered first.
+    no_credit, forbidden_address; for answers: tool_error (a 4xx), too_large, bad_answer, request_too_large (413, 414,
+    431), no_credit. `retries` counts attempts after failures, `waits` those after answers that ask to wait, `hedges`
+    duplicate requests, of which `hedges_won` were answered first.
     Latencies are those of answered attempts. Histogram counts have one bucket per bound of SECONDS and a last one for
     everything above.
     """

@@ -17,6 +17,9 @@ from trainer.spec.endpoints import MAX_OUTPUT_BYTES
 
 MAX_BODY_BYTES = 6 * MAX_OUTPUT_BYTES + 65_536
 """How much of a body is read: JSON encodes a byte of output as up to six (\\u0000); the rest is for other keys."""
+WAIT_STATUSES = frozenset({408, 425, 429, 503})
+REMAINING = ("X-RateLimit-Remaining", "RateLimit-Remaining")
+"""Headers with the number of requests that are left until the endpoint's rate limit."""
 CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_S = 4.0
 """Seconds for which an unused connection stays open. Less than the five seconds of uvicorn and Node, so that no
@@ -30,6 +33,15 @@ class Reply(NamedTuple):
     body: bytes
     truncated: bool
     retry_after: str | None
+    rate_limited: bool = False
+    """Whether a header says that the endpoint's rate limit is reached."""
+
+    @property
+    def asks_to_wait(self) -> bool:
+        """Whether the same request may be answered later."""
+        if self.status in WAIT_STATUSES:
+            return True
+        return self.status == 403 and (self.retry_after is not None or self.rate_limited)
 
 
 class TransportError(Exception):
@@ -63,7 +75,8 @@ class Transport:
                 self._url, data=payload, headers=headers, allow_redirects=False
             ) as response:
                 body, truncated = await _read(response.content, MAX_BODY_BYTES)
-                return Reply(response.status, body, truncated, response.headers.get("Retry-After"))
+                rate_limited = any(response.headers.get(name) == "0" for name in REMAINING)
+                return Reply(response.status, body, truncated, response.headers.get("Retry-After"), rate_limited)
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ForbiddenAddress):
                 raise error.os_error from None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from actors.endpoints.answer import cut
+from actors.endpoints.answer import cut, one_line
 from trainer.errors import GraderFailed, RftError
 from trainer.types import Grade
 
@@ -47,7 +47,7 @@ class Grader(Protocol):
 
         Raises:
             GraderFailed: the grader failed.
-            EndpointRefused: an endpoint answered 401 or 403.
+            EndpointRefused: an endpoint refuses its key.
         """
 
     async def close(self) -> None: ...
@@ -90,7 +90,7 @@ def finite_number(value: object, where: str) -> float:
 
 def kept_reason(text: str) -> str:
     """A grader's reason as rollouts record it: on one line, and cut."""
-    return cut(" ".join(text.split()), REASON_CHARS)
+    return cut(one_line(text), REASON_CHARS)
 
 
 def outside(value: float, allowed: tuple[float, float] | None) -> str | None:

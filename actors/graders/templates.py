@@ -15,6 +15,7 @@ from trainer.errors import GraderFailed
 
 SAMPLE_KEYS = ("choices", "output_text", "output_json", "output_tools")
 INVALID_VARIABLE = "invalid_variable_error"
+TOO_LONG = "text_too_long"
 MAX_CHARS = 1_000_000
 """Length of a rendered text, and of all messages to a judge together: more than models read and people write."""
 MAX_PLACEHOLDERS = 1_000
@@ -73,7 +74,7 @@ def render(
     Raises:
         GraderFailed: a path does not exist; its details are code (invalid_variable_error) and path. This discards the
             rollout, unless the grader is part of a `multi` that has an `invalid_grade`. Or the text would be longer
-            than `max_chars`: nothing longer is ever put together.
+            than `max_chars` (kind TOO_LONG): nothing longer is ever put together.
     """
     names = {"item": item, "sample": sample}
     parts: list[str] = []
@@ -83,7 +84,8 @@ def render(
         nonlocal num_chars
         num_chars += len(text)
         if num_chars > max_chars:
-            raise GraderFailed(f"{where}: with its values the text has more than {MAX_CHARS:,} characters")
+            problem = f"{where}: with its values the text has more than {MAX_CHARS:,} characters"
+            raise GraderFailed(problem, kind=TOO_LONG)
         parts.append(text)
 
     for match in _placeholders(template):

@@ -66,10 +66,13 @@ def make_grader(
     signer: Signer | None = None,
     slot: Slot | None = None,
     python: MakePython | None = None,
+    *,
+    has_answered: bool = False,
 ) -> Grader:
     """The grader that `spec` describes. Graders that share `models` share the limits of the models' endpoints.
 
-    `python` makes those of kind `python`; by default they run in this process's own workers.
+    `python` makes those of kind `python`; by default they run in this process's own workers. `has_answered`: see
+    EndpointClient.
 
     With `slot`, for trials, each grade of what is heavy waits for a slot.
 
@@ -81,7 +84,7 @@ def make_grader(
         raise InvalidJob("the grader is invalid", problems)
     models = ModelClients(operator.models, timing) if models is None else models
     python = python or partial(PythonGrade, operator=operator)
-    return _Maker(operator, timing, models, signer, slot, python).make(spec, spec.name or spec.type)
+    return _Maker(operator, timing, models, signer, slot, python, has_answered).make(spec, spec.name or spec.type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class _Maker:
     signer: Signer | None
     slot: Slot | None
     python: MakePython
+    has_answered: bool
     num_workers: int | None = None
 
     def make(self, spec: GraderSpec, label: str) -> Grader:
@@ -128,7 +132,9 @@ class _Maker:
             case ScoreModelGrader() | LabelModelGrader():
                 return Judge(spec, label, self.models.client(spec.model, CHAT))
             case EndpointGrader():
-                return EndpointGrade(spec, label, self.operator, self.timing, self.signer)
+                return EndpointGrade(
+                    spec, label, self.operator, self.timing, self.signer, has_answered=self.has_answered
+                )
             case CodeCheckGrader():
                 return CodeCheck(spec, label)
             case LengthGrader():

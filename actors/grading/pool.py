@@ -10,12 +10,13 @@ import gc
 import time
 from collections.abc import Sequence
 from dataclasses import astuple
+from functools import partial
 from typing import Any
 
 import ray
 
 from actors.endpoints.client import process_stats
-from actors.endpoints.model_client import ModelClients
+from actors.endpoints.model_client import ModelClients, OnNoSchemas, warn_once
 from actors.endpoints.signing import Signer, signer_of
 from actors.endpoints.stats import live_endpoint_metrics
 from actors.graders.base import Grader, finite_number
@@ -74,25 +75,36 @@ class GraderPool:
         timing: Timing = REAL_TIMING,
         signer: Signer | None = None,
         slot: Slot | None = None,
+        on_no_schemas: OnNoSchemas = warn_once,
+        has_answered: bool = False,
     ) -> None:
         """Make the graders.
 
         `grader` replaces the one of `spec`, and `deadline_s` its deadline for one grade. With `slot`, for trials, what
-        starts a process or asks a model or an endpoint waits for a slot, apart from that deadline.
+        starts a process or asks a model or an endpoint waits for a slot, apart from that deadline. `on_no_schemas`: see
+        ModelClient. `has_answered`: see EndpointClient.
 
         Raises:
             InvalidJob: a grader is invalid.
         """
-        models = ModelClients(operator.models, timing)
+        models = ModelClients(operator.models, timing, on_no_schemas, has_answered=has_answered)
         self._nodes = PythonNodes.of(operator)
         python = None if self._nodes is None else self._nodes.grader
 
         def bounded(spec: GraderSpec, what: str) -> Grader:
-            limit_s = grade_deadline_s(spec, operator)
-            return _Bounded(make_grader(spec, operator, timing, models, signer, python=python), what, limit_s)
+            return _Bounded(make(spec), what, grade_deadline_s(spec, operator))
 
+        make = partial(
+            make_grader,
+            operator=operator,
+            timing=timing,
+            models=models,
+            signer=signer,
+            python=python,
+            has_answered=has_answered,
+        )
         if grader is None:
-            grader = make_grader(spec, operator, timing, models, signer, slot, python)
+            grader = make(spec, slot=slot)
         limit_s = grade_deadline_s(spec, operator) if deadline_s is None else deadline_s
         limit_s += 0.0 if slot is None else WAIT_S
         self._grader: Grader = _Bounded(grader, f"grader {spec.name or spec.type!r}", limit_s)
@@ -105,7 +117,14 @@ class GraderPool:
         )
 
     @classmethod
-    def of(cls, reinforcement: Reinforcement, operator: Operator, timing: Timing = REAL_TIMING) -> GraderPool:
+    def of(
+        cls,
+        reinforcement: Reinforcement,
+        operator: Operator,
+        timing: Timing = REAL_TIMING,
+        *,
+        has_answered: bool = False,
+    ) -> GraderPool:
         """The pool with all graders of a job."""
         return cls(
             reinforcement.grader,
@@ -114,6 +133,7 @@ class GraderPool:
             held_out=reinforcement.held_out_grader,
             timing=timing,
             signer=signer_of(reinforcement),
+            has_answered=has_answered,
         )
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
@@ -121,7 +141,7 @@ class GraderPool:
 
         Raises:
             GraderFailed: a grader failed or was late.
-            EndpointRefused: an endpoint answered 401 or 403.
+            EndpointRefused: an endpoint refuses its key.
         """
         return await self._grader.grade(sample, item, trace_id)
 
@@ -180,7 +200,7 @@ class GraderPoolActor(Reachable):
     """A GraderPool in its own process; it is stateless, so it may be restarted at any time."""
 
     def __init__(self, reinforcement: Reinforcement, operator: Operator, metrics: MetricsAddress | None = None) -> None:
-        self._pool = GraderPool.of(reinforcement, operator)
+        self._pool = GraderPool.of(reinforcement, operator, has_answered=True)  # in the check of the job
         self._tracer = tracer_of(operator.traces, "grader-pool", metrics)
         self._recorder = start_telemetry(metrics, "grader-pool")
         self._recorder.begin("grade_s")

@@ -96,7 +96,7 @@ class Sessions(Protocol):
 
         Raises:
             ToolFailed: the session could not be opened.
-            EndpointRefused: the server answered 401 or 403.
+            EndpointRefused: the server refuses its key.
         """
 
     def end(self, trace_id: str, reason: str) -> None:

@@ -59,14 +59,21 @@ class DispatcherActor(Reachable):
         signer: Signer | None = None,
     ) -> None:
         self._tracer = tracer_of(operator.traces, name, metrics)
-        self._dispatcher = Dispatcher(tools, operator, signer=signer, tracer=self._tracer)
+        # The endpoints have answered the check of the job, so a 403 of a single call does not end it.
+        self._dispatcher = Dispatcher(tools, operator, signer=signer, tracer=self._tracer, has_answered=True)
         start_telemetry(metrics, name).add(lambda: live_endpoint_metrics(process_stats()))
         self._news: deque[str] = deque(maxlen=MAX_NEWS)
         if session is None:
             self._sessions = None
         else:
             self._sessions = SessionBook(
-                session, journal, operator, tell=self._news.append, signer=signer, tracer=self._tracer
+                session,
+                journal,
+                operator,
+                tell=self._news.append,
+                signer=signer,
+                tracer=self._tracer,
+                has_answered=True,
             )
         self._serve_methods({"call_turn": self._call_turn, "open_session": self._open_session})
         gc.freeze()  # otherwise each full collection traverses all imported modules

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from actors.endpoints.answer import HttpAnswer, cut, status_text
+from actors.endpoints.body import MAX_REQUEST_BYTES, json_body
+from actors.endpoints.call_errors import TOO_LARGE_STATUSES
 from actors.endpoints.client import EndpointClient
 from actors.endpoints.gate import Sockets
 from actors.endpoints.signing import Signer
@@ -25,8 +27,6 @@ from trainer.types import ToolCall, ToolResult
 
 MAX_ERROR_CHARS = 2_000
 """How much of a 4xx's text the model sees: enough for a reason, too little for a whole HTML page."""
-MAX_REQUEST_BYTES = 1_000_000
-"""The wire contract's limit for the body of a call."""
 TOO_LARGE = (
     "Error: HTTP 413 Content Too Large. The output is over {:,} bytes and was left out. Ask for a smaller part of it."
 )
@@ -58,7 +58,14 @@ class Dispatcher:
         timing: Timing = REAL_TIMING,
         signer: Signer | None = None,
         tracer: Tracer = NO_TRACES,
+        *,
+        has_answered: bool = False,
     ) -> None:
+        """Make the clients of the tools. `has_answered`: see EndpointClient.
+
+        Raises:
+            UserError: A URL or a header is invalid.
+        """
         self._tracer = tracer
         sockets = Sockets.of_process()
         self._tools = {tool.name: tool for tool in tools}
@@ -73,6 +80,7 @@ class Dispatcher:
                 sockets=sockets,
                 hedge_after_s=tool.hedge_after_s,
                 signer=signer,
+                has_answered=has_answered,
             )
             for tool in tools
         }
@@ -81,8 +89,9 @@ class Dispatcher:
         """The results of one turn's calls, in their order. `item` is the dataset row.
 
         Raises:
-            ToolFailed: a call failed after all retries; the message names the endpoint and the reason.
-            EndpointRefused: a tool answered 401 or 403, or has an address that the operator does not allow.
+            ToolFailed: a call failed after all retries, or the row makes it too large, or offers a tool that the job
+                does not have; the message names the endpoint and the reason.
+            EndpointRefused: a tool refuses its key, or has an address that the operator does not allow.
         """
         if len(calls) == 1:
             return [await self._call(trace_id, item, calls[0])]
@@ -104,13 +113,18 @@ class Dispatcher:
     async def _call(self, trace_id: str, item: dict[str, Any], call: ToolCall) -> ToolResult:
         client = self._clients.get(call.name)
         if client is None:
+            if _offers(item, call.name):
+                raise _no_server(call.name)
             known = ", ".join(sorted(self._clients)) or "none"
             text = f"Error: there is no tool named {cut(call.name, 100)!r}. The tools are: {known}."
             return ToolResult(call.call_id, text, error="unknown_tool")
-        body = json.dumps(call_body(trace_id, item, call)).encode()
+        body = json_body(call_body(trace_id, item, call))
         if len(body) > MAX_REQUEST_BYTES:
-            client.counts.errors["too_large"] += 1
-            return ToolResult(call.call_id, TOO_LARGE_REQUEST, error="tool_error")
+            if len(json_body(call_body(trace_id, {}, call))) > MAX_REQUEST_BYTES:
+                client.counts.errors["too_large"] += 1
+                return ToolResult(call.call_id, TOO_LARGE_REQUEST, error="tool_error")
+            client.counts.errors["request_too_large"] += 1
+            raise _row_too_large(client.what, item, len(body))
         with self._tracer.span(
             trace_id,
             f"execute_tool {call.name}",
@@ -141,14 +155,37 @@ def call_body(trace_id: str, item: dict[str, Any], call: ToolCall) -> dict[str, 
     }
 
 
+def _offers(item: Mapping[str, Any], name: str) -> bool:
+    """Whether a row offers the model a tool of this name."""
+    tools = item.get("tools")
+    functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    return any(isinstance(function, dict) and function.get("name") == name for function in functions)
+
+
+def _no_server(name: str) -> ToolFailed:
+    """The error of a call to a tool that its row offers and the job does not have: not a mistake of the model."""
+    problem, remedy = f"the row's tool {name!r} has no server", "add its server_url to the job's tools"
+    return ToolFailed(f"{problem}: {remedy}", problem=problem, remedy=remedy, kind="tool_without_server")
+
+
+def _row_too_large(what: str, item: dict[str, Any], num_bytes: int) -> ToolFailed:
+    """The error of a call that is too large because of its row, which the model cannot change."""
+    row = f"its row takes {len(json_body(item)):,} bytes"
+    problem = f"{what} was not called: the call has {num_bytes:,} bytes, the limit is {MAX_REQUEST_BYTES:,}, and {row}"
+    remedy = "shorten the row: keep large values in a file that the tool reads"
+    return ToolFailed(f"{problem}; {remedy}", problem=problem, remedy=remedy, kind="request_too_large")
+
+
 def _result(client: EndpointClient, max_output_bytes: int, call: ToolCall, answer: HttpAnswer) -> ToolResult:
     """The result that the model sees for an answer.
 
     Raises:
-        ToolFailed: a 2xx without a valid output.
+        ToolFailed: a 2xx without a valid output, or an error that the model cannot influence.
     """
     result = partial(ToolResult, call.call_id, latency_s=answer.latency_s, retries=answer.retries)
     output = None if answer.truncated else _output(answer)
+    if output is None and (answer.status in TOO_LARGE_STATUSES or answer.has_no_credit):
+        raise client.bad_answer(answer, "the model cannot change that")
     if output is None and not answer.ok:
         text = client.scrub(answer.text).strip()
         error_text = f"Error: {status_text(answer.status)}. {cut(text, MAX_ERROR_CHARS)}".rstrip()

@@ -14,16 +14,17 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from actors.endpoints.answer import HttpAnswer, status_text
+from actors.endpoints.answer import HttpAnswer
 from actors.endpoints.client import EndpointClient
 from actors.endpoints.signing import Signer
 from actors.runtime.timing import REAL_TIMING, Timing
 from actors.runtime.tracing import NO_TRACES, Tracer, failed
 from actors.tools.session_journal import SessionJournal
-from trainer.errors import EndpointRefused, RftError, ToolFailed
+from trainer.errors import Discard, EndpointRefused, RftError, ToolFailed
 from trainer.spec.endpoints import SessionSpec
 from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
 
@@ -105,16 +106,19 @@ class SessionBook:
         timing: Timing = REAL_TIMING,
         signer: Signer | None = None,
         tracer: Tracer = NO_TRACES,
+        has_answered: bool = False,
     ) -> None:
         """Open the journal; sessions of an earlier process are ended at the first call of a method.
+
+        `has_answered`: see EndpointClient.
 
         Raises:
             UserError: a URL or a header is invalid.
             OSError: the journal cannot be written.
         """
-        self._starts = _client("session start", spec.start_url, spec, operator, timing, signer)
-        without_rate = spec.model_copy(update={"rate_limit_per_s": None})
-        self._ends = _client("session end", spec.end_url, without_rate, operator, timing, signer)
+        client = partial(_client, operator, timing, signer, has_answered)
+        self._starts = client("session start", spec.start_url, spec)
+        self._ends = client("session end", spec.end_url, spec.model_copy(update={"rate_limit_per_s": None}))
         self._journal = None if journal is None else SessionJournal(journal)
         self._left_open = [] if self._journal is None else self._journal.open
         self._tell = tell
@@ -136,6 +140,8 @@ class SessionBook:
         self._next_news = timing.clock()
         self._closed = False
         self._stats = SessionStats()
+        self.refused_end: Discard | None = None
+        """The latest answer to an end request other than a 2xx, as an error."""
 
     async def start(self, trace_id: str, item: dict[str, Any], owner: str = "") -> None:
         """Open the session of one rollout; returns when it can be used. Cancelling this ends the session.
@@ -144,7 +150,7 @@ class SessionBook:
 
         Raises:
             ToolFailed: it could not be opened, or was ended meanwhile.
-            EndpointRefused: the server answered 401 or 403.
+            EndpointRefused: the server refuses its key.
         """
         self._recover()
         if self._closed or owner in self._lost_owners or trace_id in self._ended_early:
@@ -279,8 +285,8 @@ class SessionBook:
             async with asyncio.timeout(None) as session.starting:
                 body = {"type": "session_start", "trace_id": session.trace_id, "item": session.item}
                 answer = await self._post(self._starts, body, "start")
-            if answer is not None and not answer.ok:
-                raise ToolFailed(f"session start failed: it answered {status_text(answer.status)}", kind="bad_answer")
+            if self._starts is not None and answer is not None and not answer.ok:
+                raise self._starts.bad_answer(answer, "a session that is ready must be answered with 200")
         except TimeoutError:
             self._start_failed(session, ToolFailed("session start: all sessions are being ended", kind="session_over"))
         except RftError as error:
@@ -335,8 +341,9 @@ class SessionBook:
                 self._next_news = now + NEWS_S
                 self._tell(f"sessions that are over cannot be ended, which is tried again and again: {error.message}")
             return False
-        if answer is not None and not answer.ok:
+        if self._ends is not None and answer is not None and not answer.ok:
             self._stats.errors[f"end_{answer.status}"] += 1
+            self.refused_end = self._ends.bad_answer(answer, "a session that is closed must be answered with 200")
         return True
 
     async def _post(self, client: EndpointClient | None, body: dict[str, Any], what: str) -> HttpAnswer | None:
@@ -376,9 +383,23 @@ class SessionBook:
 
 
 def _client(
-    what: str, url: str | None, spec: SessionSpec, operator: Operator, timing: Timing, signer: Signer | None
+    operator: Operator,
+    timing: Timing,
+    signer: Signer | None,
+    has_answered: bool,
+    what: str,
+    url: str | None,
+    spec: SessionSpec,
 ) -> EndpointClient | None:
     if url is None:
         return None
-    allowed = operator.reachable
-    return EndpointClient(what, url, spec, ToolFailed, timing, allowed_networks=allowed, signer=signer)
+    return EndpointClient(
+        what,
+        url,
+        spec,
+        ToolFailed,
+        timing,
+        allowed_networks=operator.reachable,
+        signer=signer,
+        has_answered=has_answered,
+    )

@@ -12,9 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
+from multidict import CIMultiDict
 from yarl import URL
 
 from actors.endpoints.address_guard import Guard
+from actors.endpoints.body import json_body
+from actors.endpoints.model_client import NoSchemas
 from actors.endpoints.signing import Signer, signer_of
 from actors.grading.factory import FIELD as GRADER
 from actors.grading.factory import HELD_OUT
@@ -25,7 +28,7 @@ from cluster.preflight.examples import example_call, example_sample
 from cluster.preflight.form_check import SESSION, TOOLS
 from trainer.errors import Problem, RftError
 from trainer.spec.endpoints import TRIAL_CALL_S, SessionSpec, ToolSpec
-from trainer.spec.graders import GraderSpec, grader_for_trial
+from trainer.spec.graders import EndpointGrader, GraderSpec, grader_for_trial
 from trainer.spec.job import Reinforcement
 from trainer.spec.operator.config import Operator
 from trainer.types import Task, ToolCall, ToolSchema
@@ -34,18 +37,18 @@ TRACE_ID = f"trace_dry_run_{secrets.token_hex(8)}"
 """New in each process: a server that deduplicates calls by their key must not take this one for an old call."""
 PROBE_TIMEOUT_S = 10.0
 UNANSWERED = "unanswered_trial_call"
-"""The code of the only problem that is a warning."""
+NO_SCHEMAS = "no_json_schema"
+WARNINGS = frozenset({UNANSWERED, NO_SCHEMAS})
+"""The codes of problems that are warnings."""
 CODES = {"refused": "endpoint_refused", "redirect": "wrong_path", "forbidden_address": "forbidden_address"}
-TOKEN_REMEDY = (
-    "put its token into `headers`: all of the value, such as `Bearer ${NAME}`, with NAME from the environment"
-)
+TOKEN_REMEDY = "a header's value must be complete, such as `Bearer ${NAME}`, with NAME from the environment"
 
 
 async def dry_run_problems(reinforcement: Reinforcement, tasks: Sequence[Task], operator: Operator) -> list[Problem]:
     """The problems that one call of each tool and of the graders shows, inside a session if the job has one.
 
-    Each call may take as long as its `timeout_s` allows, but at most ten minutes. A problem with the code `UNANSWERED`
-    is a warning: the endpoint may be working on a call that takes longer.
+    Each call may take as long as its `timeout_s` allows, but at most ten minutes. Problems with the codes of `WARNINGS`
+    are warnings: an endpoint may be working on a call that takes longer, and a judge may not take JSON schemas.
     """
     if reinforcement.session is None:
         return await _first_calls(reinforcement, tasks, operator)
@@ -57,18 +60,18 @@ async def _first_calls(reinforcement: Reinforcement, tasks: Sequence[Task], oper
     for task in tasks:
         for tool in task.tools:
             offered.setdefault(tool["function"]["name"], (tool, task))
-    signer = signer_of(reinforcement)
+    signer, notes = signer_of(reinforcement), list[Problem]()
     calls = [
         _try_tool(f"{TOOLS}[{i}]", tool, *offered[tool.name], operator, signer)
         for i, tool in enumerate(reinforcement.tools)
         if tool.name in offered
     ]
-    calls.append(_try_grader(GRADER, reinforcement.grader, reinforcement, tasks[0], operator))
+    calls.append(_try_grader(GRADER, reinforcement.grader, reinforcement, tasks[0], operator, notes))
     if (held_out := reinforcement.held_out_grader) is not None:
         without_guards = reinforcement.model_copy(update={"guards": ()})
-        calls.append(_try_grader(HELD_OUT, held_out, without_guards, tasks[0], operator))
+        calls.append(_try_grader(HELD_OUT, held_out, without_guards, tasks[0], operator, notes))
     results = await asyncio.gather(*calls)
-    return [problem for problem in results if problem is not None]
+    return [*filter(None, results), *dict.fromkeys(notes)]
 
 
 async def _in_a_session(
@@ -87,12 +90,13 @@ async def _in_a_session(
         problems = [_failed(error, "session_failed", field, f"{SESSION}.headers", wanted, may_take_s)]
     finally:
         left = await book.close("dry_run", deadline_s=trial.timeout_s)
+    refused = book.refused_end
     failed = [kind for kind in book.stats()["errors"] if kind.startswith("end_")]
-    if (left or failed) and not problems:
-        kind = failed[0].removeprefix("end_") if failed else "deadline"
-        message = events[0] if events else f"a session cannot be ended: the request is answered with HTTP {kind}"
+    if (left or failed) and all(problem.code in WARNINGS for problem in problems):
+        message = "a session was not ended by the deadline" if refused is None else refused.problem
         remedy = "make it answer any JSON with status 200 once the session is closed"
-        problems = [Problem("session_failed", f"{SESSION}.end_url", message, remedy)]
+        message = events[0] if events else message
+        problems.append(Problem("session_failed", f"{SESSION}.end_url", message, remedy))
     return problems
 
 
@@ -116,12 +120,25 @@ async def _try_tool(
 
 
 async def _try_grader(
-    field: str, grader: GraderSpec, reinforcement: Reinforcement, task: Task, operator: Operator
+    field: str,
+    grader: GraderSpec,
+    reinforcement: Reinforcement,
+    task: Task,
+    operator: Operator,
+    notes: list[Problem],
 ) -> Problem | None:
-    """The problem of one grade by `grader` and the guards."""
+    """The problem of one grade by `grader` and the guards; warnings go to `notes`."""
+
+    def note(found: NoSchemas) -> None:
+        notes.append(Problem(NO_SCHEMAS, f"models.{found.model}", found.message, found.remedy))
+
     guards = [guard.model_copy(update={"grader": grader_for_trial(guard.grader)}) for guard in reinforcement.guards]
     pool = GraderPool(
-        grader_for_trial(grader), operator=operator.for_trial(), guards=guards, signer=signer_of(reinforcement)
+        grader_for_trial(grader),
+        operator=operator.for_trial(),
+        guards=guards,
+        signer=signer_of(reinforcement),
+        on_no_schemas=note,
     )
     try:
         await pool.grade(example_sample(reinforcement, task), task.item, TRACE_ID)
@@ -133,7 +150,8 @@ async def _try_grader(
             wanted = "set response_format to a JSON schema: without it there is no output_json"
         graders = [grader, *(guard.grader for guard in reinforcement.guards)]
         may_take_s = max(grade_deadline_s(spec, operator) - GRACE_S for spec in graders)
-        return _failed(error, "grader_failed", field, f"{field}.headers", wanted, may_take_s)
+        headers = f"{field}.headers" if isinstance(grader, EndpointGrader) else field
+        return _failed(error, "grader_failed", field, headers, wanted, may_take_s)
     finally:
         await pool.close()
     return None
@@ -150,7 +168,7 @@ def _failed(error: RftError, code: str, field: str, headers: str, wanted: str, m
         message = f"the trial call was not answered within {TRIAL_CALL_S:g} s, and a call may take {may_take_s:g} s"
         return Problem(UNANSWERED, field, message, "check the endpoint's log to see whether it works on the call")
     if kind == "refused":
-        return Problem(CODES[kind], headers, error.message, TOKEN_REMEDY)
+        return Problem(CODES[kind], headers, error.problem, f"{error.remedy}; {TOKEN_REMEDY}")
     return Problem(CODES.get(kind, code), field, error.problem, error.remedy or wanted)
 
 
@@ -162,7 +180,8 @@ async def _path_mistake(tool: ToolSpec, item: dict[str, Any], call: ToolCall, op
     """
     url = URL(tool.server_url)
     nowhere = (url / "agent-rft-no-such-path").with_query(url.query)
-    headers = {name: value.get_secret_value() for name, value in tool.headers.items()}
+    headers = CIMultiDict({"Content-Type": "application/json"})
+    headers.update({name: value.get_secret_value() for name, value in tool.headers.items()})
     timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
     try:
         connector = Guard(operator.reachable).connector(url)
@@ -170,7 +189,7 @@ async def _path_mistake(tool: ToolSpec, item: dict[str, Any], call: ToolCall, op
             for body in (call_body(TRACE_ID, item, call), {}):
                 answers = []
                 for target in (url, nowhere):
-                    async with session.post(target, json=body, allow_redirects=False) as response:
+                    async with session.post(target, data=json_body(body), allow_redirects=False) as response:
                         text = await response.content.read(4096)
                         # Some servers repeat the unknown path in their answer.
                         answers.append((response.status, text.replace(target.raw_path.encode(), b"")))

@@ -19,7 +19,7 @@ from cluster.planning.plan import plan_placement
 from cluster.planning.stop_time import CHECKPOINT_BYTES_PER_PARAMETER, PROMPT_S, StopTime
 from cluster.preflight.advice import advice
 from cluster.preflight.dialect import SWITCHES, grammar_problems
-from cluster.preflight.dry_run import UNANSWERED, dry_run_problems
+from cluster.preflight.dry_run import WARNINGS, dry_run_problems
 from cluster.preflight.form_check import early_stop_problems
 from cluster.preflight.limits import resource_problems
 from cluster.preflight.model import read_model
@@ -179,13 +179,13 @@ async def prepare(
         )
     tolerated = [problem for problem in problems if accepted and not stops_accepted(problem.code)]
     wrong = [problem for problem in problems if not accepted or stops_accepted(problem.code)]
-    unanswered: list[Problem] = []
+    warned: list[Problem] = []
     if dry_run and not supervised and not any(problem.field.startswith("method.") for problem in wrong):
         bad_lines = {(p.file, p.line) for p in problems}
         good = [row.task for row in rows if (row.file, row.line) not in bad_lines]
         tried = await dry_run_problems(job.reinforcement, good, operator) if good else []
-        unanswered = [problem for problem in tried if problem.code == UNANSWERED]
-        wrong += [problem for problem in tried if problem.code != UNANSWERED]
+        warned = [problem for problem in tried if problem.code in WARNINGS]
+        wrong += [problem for problem in tried if problem.code not in WARNINGS]
     if wrong or model is None or plan is None:
         raise invalid_job(wrong or tolerated)
     stop = _stop_time(model.shape.trained(job.optimizer.lora), runs) if learner else None
@@ -205,7 +205,7 @@ async def prepare(
             *map(_as_warning, invalid_job(tolerated).problems),
             *(f"{lack.message}; the job waits for nodes" for lack in cluster.lacking),
             *(f"{warning.message}; {warning.remedy}" for warning in cluster.warnings),
-            *(f"{warning.place}: {warning.message}; {warning.remedy} [{warning.code}]" for warning in unanswered),
+            *(f"{warning.place}: {warning.message}; {warning.remedy} [{warning.code}]" for warning in warned),
             *(() if stop is None or stop.checkpoint_s <= PROMPT_S else (_long_stop(stop),)),
             *filter(None, (tools_warning(model),)),
             *advice(job, plan, model.renderer, files),

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.graders.templates import INVALID_VARIABLE, render
+from actors.endpoints.body import MAX_REQUEST_BYTES, MAX_ROW_BYTES, json_body
+from actors.graders.templates import INVALID_VARIABLE, TOO_LONG, render
 from actors.grading.factory import graders_of, templates_of
 from cluster.preflight.dialect import TOOLS_REMEDY
 from cluster.preflight.examples import example_sample
@@ -18,6 +19,7 @@ from trainer.chat.renderer import Renderer
 from trainer.chat.template import RenderFailed
 from trainer.data.rows import read_tasks
 from trainer.errors import GraderFailed, Problem
+from trainer.spec.graders import EndpointGrader
 from trainer.spec.job import FILES, JobSpec, Reinforcement
 from trainer.spec.schemas.form import SchemaMistake
 from trainer.spec.schemas.json_schema import schema_mistake
@@ -27,6 +29,7 @@ MIN_ANSWER_TOKENS = 16
 """A prompt must leave at least this many tokens of the context for the answer."""
 SHOWN_CHARS = 40
 """The beginning of a message that must be in the prompt; a template may strip its end."""
+SIZE_REMEDY = "shorten the row: keep large values in a file that tools and graders read, and an id of them in the row"
 ROWS_AT_ONCE = 200
 """Rows between two chances for the event loop to handle a signal."""
 
@@ -90,8 +93,25 @@ def tool_problems(reinforcement: Reinforcement, rows: Sequence[JobRow]) -> list[
     return problems
 
 
+def size_problems(reinforcement: Reinforcement, rows: Sequence[JobRow]) -> list[Problem]:
+    """Rows that are too large for the requests to tools, sessions and endpoint graders: each of them has its row."""
+    session = reinforcement.session
+    always = (session is not None and session.start_url is not None) or any(
+        isinstance(spec, EndpointGrader) for _, spec in graders_of(reinforcement)
+    )
+    problems = []
+    for row in rows:
+        if (always or row.task.tools) and (size := len(json_body(row.task.item))) > MAX_ROW_BYTES:
+            message = (
+                f"the row takes {size:,} bytes, but at most {MAX_ROW_BYTES:,} are allowed: each request has its row, "
+                f"and a call with its arguments at most {MAX_REQUEST_BYTES:,}"
+            )
+            problems.append(row.problem("row_too_large", "", message, SIZE_REMEDY))
+    return problems
+
+
 def value_problems(reinforcement: Reinforcement, rows: Sequence[JobRow]) -> list[Problem]:
-    """Rows that lack a value which a grader's template reads: none of their rollouts could be graded."""
+    """Rows that lack a value which a grader's template reads, or have too long ones: none could be graded."""
     templates = [
         (f"{field}.{name}", template)
         for field, spec in graders_of(reinforcement)
@@ -106,7 +126,9 @@ def value_problems(reinforcement: Reinforcement, rows: Sequence[JobRow]) -> list
             try:
                 render(template, where, item=row.task.item, sample=sample)
             except GraderFailed as error:
-                if str(error.details["path"]).startswith("item"):
+                if error.details.get("kind") == TOO_LONG:
+                    problems.append(row.problem("row_too_large", "", error.message, SIZE_REMEDY))
+                elif str(error.details["path"]).startswith("item"):
                     remedy = "add the value to the row, or fix the grader's template"
                     what = error.message.removesuffix(f" [{INVALID_VARIABLE}]")
                     problems.append(row.problem("missing_value", "", what, remedy))

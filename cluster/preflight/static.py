@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from cluster.planning.context import context_of, context_problems
 from cluster.planning.model_folder import read_folder
 from cluster.preflight.form_check import early_stop_problems, endpoint_problems
-from cluster.preflight.rows import JobRow, read_files, rows_of, tool_problems, value_problems
+from cluster.preflight.rows import JobRow, read_files, rows_of, size_problems, tool_problems, value_problems
 from trainer.data.rows import ranges
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job import FILES, JobSpec, Reinforcement
@@ -38,6 +38,7 @@ def method_problems(reinforcement: Reinforcement, rows: Sequence[JobRow], operat
     """What is wrong with tools, sessions and graders, by themselves and for these rows; nothing is called."""
     return [
         *tool_problems(reinforcement, rows),
+        *size_problems(reinforcement, rows),
         *endpoint_problems(reinforcement, operator),
         *value_problems(reinforcement, rows),
     ]

@@ -44,14 +44,22 @@ def tools(url: str) -> list[ToolSpec]:
 
 
 async def test_a_turn_is_one_message_and_errors_come_back_unchanged(local_ray: None) -> None:
-    async with FakeEndpoint(says({"output": "x"})) as good, FakeEndpoint(says(SECRET, 401)) as refusing:
+    async with (
+        FakeEndpoint(says({"output": "x"})) as good,
+        FakeEndpoint(says(SECRET, 401)) as refusing,
+        FakeEndpoint(says("no", 403)) as closed,
+    ):
         dispatcher = DispatcherClient(DispatcherActor.remote(tools(good.url), LOCAL))
         results = await dispatcher.call_turn("trace_1", {"x": 1}, CALLS)
         assert [(result.call_id, result.output) for result in results] == [("call_1", "x"), ("call_2", "x")]
         assert good.received[0].headers["X-Key"] == SECRET
         assert (await dispatcher.endpoint_stats())["tool 'search'"]["calls"] == 2
 
-        refused_by = DispatcherClient(DispatcherActor.remote(tools(refusing.url), LOCAL))
+        specs = [*tools(refusing.url), *tools(closed.url)]
+        specs[1] = specs[1].model_copy(update={"name": "list"})
+        refused_by = DispatcherClient(DispatcherActor.remote(specs, LOCAL))
+        (forbidden,) = await refused_by.call_turn("trace_1", {}, [ToolCall("call_1", "list", "{}")])
+        assert forbidden.error == "tool_error", "the tool has answered the job's check, so it refuses this call alone"
         with pytest.raises(EndpointRefused) as refused:
             await refused_by.call_turn("trace_1", {}, CALLS)
     assert type(refused.value) is EndpointRefused

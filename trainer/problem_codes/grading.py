@@ -108,8 +108,11 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted=True,
         ),
         "endpoint_refused": CheckCode(
-            "The endpoint answered 401 or 403. That is not retried and ends the job: a wrong token fails every call.",
-            "Put the token into its `headers`, as `${NAME}` from the environment.",
+            "The endpoint answered 401, or 403 before it has answered anything else. That is not retried and ends the "
+            "job: a wrong token fails every call. The message has the endpoint's own reason. A later 403 is an error "
+            "of one call; if more than half of the latest 64 answers are 403, it ends the job, too.",
+            "Put the token into its `headers`, as `${NAME}` from the environment; of a judge, into its entry in the "
+            "operator's `models`.",
             stops_accepted=True,
         ),
         "wrong_path": CheckCode(
@@ -126,6 +129,13 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             "a call takes long, nothing is wrong.",
             stops_accepted=False,
         ),
+        "no_json_schema": CheckCode(
+            "A warning. The judge's server refused the response format `json_schema`, so it is asked for "
+            "`json_object` instead, with the schema in the system message. Its answers are read equally strictly, but "
+            "it may more often have to be asked again.",
+            "Set `response_format: json_object` in the judge's entry of `models`, which saves a request.",
+            stops_accepted=False,
+        ),
         "short_rollout_timeout": CheckCode(
             "A warning. A call may take longer than the rollout that waits for it. Tool calls count as the time of a "
             "rollout (`limits.rollout_timeout_s`); session starts and grades count as waiting, whose limit is six "
@@ -137,7 +147,8 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
         ),
         "tool_failed": CheckCode(
             "A tool did not answer the one call that the check makes with example values, or the answer is not what "
-            "the contract says. In a run such a rollout is discarded, not graded as wrong.",
+            "the contract says, or a proxy before it refuses the size of a call (413, 414, 431). In a run such a "
+            "rollout is discarded, not graded as wrong.",
             'Make it answer POST with `{"output": "..."}`, also for values that make no sense; an answer with a status '
             "of 400 to 499 is an error that the model sees.",
             stops_accepted=True,

@@ -211,6 +211,15 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "Change the row as the template's error says, or use a model with another template.",
             stops_accepted=False,
         ),
+        "row_too_large": CheckCode(
+            "Each tool call, session start and request to an endpoint grader has its row. A call has at most 1,000,000 "
+            "bytes, so the row may take 500,000 as JSON in UTF-8, and the rest is for the longest arguments. Or the "
+            "row's values make a grader's text longer than 1,000,000 characters. In a run such a rollout is discarded: "
+            "the model cannot change its row.",
+            "Keep large values, such as scans and documents, in files that tools and graders read, and an id of them "
+            "in the row.",
+            stops_accepted=False,
+        ),
         "row_too_long": CheckCode(
             "The row does not fit the context. A prompt must leave at least 16 tokens for the answer; a conversation "
             "of a supervised job must fit as a whole. Shortening it silently would train on half a task.",

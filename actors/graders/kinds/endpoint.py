@@ -30,7 +30,14 @@ class EndpointGrade:
     """A grader of kind `endpoint`. `label` names it in messages, and makes idempotency keys unique within a `multi`."""
 
     def __init__(
-        self, spec: EndpointGrader, label: str, operator: Operator, timing: Timing, signer: Signer | None = None
+        self,
+        spec: EndpointGrader,
+        label: str,
+        operator: Operator,
+        timing: Timing,
+        signer: Signer | None = None,
+        *,
+        has_answered: bool = False,
     ) -> None:
         self._label = label
         self._range = spec.range
@@ -44,6 +51,7 @@ class EndpointGrade:
             allowed_networks=operator.reachable,
             hedge_after_s=spec.hedge_after_s,
             signer=signer,
+            has_answered=has_answered,
         )
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:

@@ -15,7 +15,6 @@ from typing import Any
 
 from async_lru import alru_cache
 
-from actors.endpoints.answer import cut
 from actors.endpoints.model_client import ModelClient
 from actors.graders.base import finite_number, kept_reason
 from actors.graders.kinds.judge_logprobs import FORM, NoLabel, NoLogprobs, values_of, weighed
@@ -30,7 +29,6 @@ PARSE_ERROR = "model_grader_parse_error"
 MAX_ANSWERS = 3
 """How often a question is asked in all while its answers are invalid."""
 MAX_CACHED_ANSWERS = 4_096
-EXCERPT_CHARS = 200
 PARAMETERS = {"max_completions_tokens": "max_completion_tokens"}
 """The name in OpenAI's grader types -> the chat API's."""
 OUR_PARAMETERS = frozenset({"model", "messages", "response_format", "stream", "n", "tools", "tool_choice"})
@@ -71,7 +69,8 @@ class Judge:
         self._what = f"grader {label!r}"
         self._client = client
         self._params = {PARAMETERS.get(k, k): v for k, v in spec.sampling_params.items() if v is not None}
-        self._form: dict[str, Any] = FORM if client.by_logprobs else {"response_format": answer_format(spec)}
+        self._form: Mapping[str, Any] = FORM if client.by_logprobs else {}
+        self._schema = answer_schema(spec)
         self._verdict = alru_cache(MAX_CACHED_ANSWERS)(self._weigh if client.by_logprobs else self._ask)
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
@@ -102,14 +101,14 @@ class Judge:
         for attempt in range(MAX_ANSWERS):
             if isinstance(body.get("seed"), int):  # the same seed would give the same answer again
                 body["seed"] += min(attempt, 1)
-            answer = await self._client.ask(body)
+            answer = await self._client.ask(body, self._schema)
             question.num_tokens += tokens_of(answer)
             try:
                 content = self._content(answer)
                 return self._parse(content)
             except _InvalidAnswer as invalid:
                 why = str(invalid)
-        excerpt = cut(" ".join(self._client.scrub(content).split()), EXCERPT_CHARS) or "(empty)"
+        excerpt = self._client.excerpt(content) or "(empty)"
         raise self._failed(f"{why}, {MAX_ANSWERS} times; its last answer: {excerpt}", PARSE_ERROR)
 
     async def _weigh(self, question: _Question) -> _Verdict:
@@ -128,7 +127,7 @@ class Judge:
         except (_InvalidAnswer, NoLogprobs) as error:
             raise self._failed(str(error), PARSE_ERROR, remedy) from None
         except NoLabel as error:
-            raise self._failed(self._client.scrub(str(error)), PARSE_ERROR, LABEL_REMEDY) from None
+            raise self._failed(self._client.excerpt(str(error)), PARSE_ERROR, LABEL_REMEDY) from None
         except GraderFailed as error:
             if error.details.get("kind") != "bad_answer":
                 raise
@@ -150,7 +149,7 @@ class Judge:
         except (KeyError, IndexError, TypeError, AttributeError):
             raise _InvalidAnswer("its answer has no choices[0].message") from None
         if refusal or finish == "content_filter":
-            shown = cut(" ".join(self._client.scrub(str(refusal or "by its content filter")).split()), EXCERPT_CHARS)
+            shown = self._client.excerpt(str(refusal or "by its content filter"))
             raise self._failed(f"it refused to grade: {shown}", REFUSAL_ERROR)
         return choice
 
@@ -190,7 +189,7 @@ class Judge:
             low, high = self._spec.range
             return _Verdict(min(high, max(low, score)), reason)
         if result not in self._spec.labels:
-            shown = cut(json.dumps(result), EXCERPT_CHARS)
+            shown = self._client.excerpt(json.dumps(result, ensure_ascii=False))
             raise _InvalidAnswer(f"its result is {shown}, but must be one of the labels")
         return _Verdict(float(result in self._spec.passing_labels), f"{result}: {reason}" if reason else result)
 
@@ -198,11 +197,6 @@ class Judge:
         problem = f"{self._what}: model {self._client.name!r}: {why} [{code}]"
         message = f"{problem}: {remedy}" if remedy else problem
         return GraderFailed(message, code=code, problem=problem, remedy=remedy)
-
-
-def answer_format(spec: ScoreModelGrader | LabelModelGrader) -> dict[str, Any]:
-    """The response format of a judge's answer."""
-    return {"type": "json_schema", "json_schema": {"name": "grade", "strict": True, "schema": answer_schema(spec)}}
 
 
 def answer_schema(spec: ScoreModelGrader | LabelModelGrader) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import json
 import math
 import os
 import secrets
@@ -19,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from actors.endpoints.body import json_body
 from actors.graders.base import outside
 from actors.sandbox import frames
 from actors.sandbox.start import (
@@ -77,7 +77,7 @@ class PythonGrade:
                 python_grader_runtime_error_details or python_grader_server_error_type.
             UserError: no sandbox can be created on this machine.
         """
-        request = json.dumps({"sample": sample, "item": item}).encode()
+        request = json_body({"sample": sample, "item": item})
         async with self._free:
             with self._slot() as slot:
                 worker = await slot.worker()

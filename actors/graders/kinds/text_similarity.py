@@ -9,7 +9,7 @@ import numpy as np
 from async_lru import alru_cache
 from numpy.typing import NDArray
 
-from actors.endpoints.model_client import SERVER_ERROR, ModelClient
+from actors.endpoints.model_client import MODEL_SERVER_ERROR, ModelClient
 from actors.graders.base import TextWork
 from actors.graders.kinds.similarity import MAX_CHARS, SimilarityMetric, metric_of
 from actors.graders.templates import render
@@ -86,4 +86,4 @@ class Cosine:
         return (vector / norm).astype(np.float32)
 
     def _no_embedding(self, why: str) -> GraderFailed:
-        return GraderFailed(f"{self._what} {why} [{SERVER_ERROR}]", code=SERVER_ERROR)
+        return GraderFailed(f"{self._what} {why} [{MODEL_SERVER_ERROR}]", code=MODEL_SERVER_ERROR)

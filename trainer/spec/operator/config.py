@@ -13,6 +13,7 @@ from trainer.spec.operator.allowed import Allowed, AllowedEntry
 
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
+AnswerFormat = Literal["json_schema", "json_object", "none"]
 
 
 class ModelEndpoint(Endpoint):
@@ -29,6 +30,10 @@ class ModelEndpoint(Endpoint):
     """How `score_model` and `label_model` read this judge: by its `answer`, JSON with steps and a result, or by the
     `logprobs` of its answer's first token, which must be a label or a digit. `logprobs` needs a server that returns 20
     `top_logprobs`. Set it for small judges, and for grades that are fine and repeatable at the price of one token."""
+    response_format: AnswerFormat | None = None
+    """How this judge is made to answer with JSON: `json_schema` (the server enforces the schema), `json_object` (it
+    enforces JSON; the schema is in the system message) or `none` (for servers that know no response format). null:
+    `json_schema`, or `json_object` once the server has refused that. Answers are read equally strictly."""
 
 
 class ServerLimits(Strict):

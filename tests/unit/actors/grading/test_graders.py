@@ -34,6 +34,7 @@ from tests.support.fakes_http import (
 )
 from trainer.errors import EndpointRefused, GraderFailed, InvalidJob
 from trainer.spec.graders import GraderSpec
+from trainer.spec.job import Reinforcement
 from trainer.types import Grade, ToolCall, ToolResult, Turn
 
 SECRET = "sk-very-secret-4711"
@@ -229,6 +230,39 @@ async def test_a_grader_that_answers_403_stops_the_job_and_shows_no_secret(pool:
         with pytest.raises(EndpointRefused, match="HTTP 403 Forbidden") as refused:
             await pool(grader_spec(type="endpoint", url=server.url, headers={"X-Key": SECRET})).grade(SAMPLE, ITEM, "t")
     assert SECRET not in f"{refused.value!r}{refused.value.details}"
+
+
+async def test_a_403_of_a_grader_that_has_answered_fails_one_grade(pool: Pool) -> None:
+    async with FakeEndpoint(one_by_one([(200, {"score": 1}), (403, "closed"), (200, {"score": 0.5})])) as server:
+        grader = pool(grader_spec(type="endpoint", url=server.url))
+        await grader.grade(SAMPLE, ITEM, "t")
+        with pytest.raises(GraderFailed, match=r"HTTP 403 Forbidden, but a grader must answer 200.*closed"):
+            await grader.grade(SAMPLE, ITEM, "t")
+        assert (await grader.grade(SAMPLE, ITEM, "t")).value == 0.5
+
+
+async def test_graders_of_a_run_have_answered_its_check() -> None:
+    async with FakeEndpoint(says("closed", 403)) as server:
+        job = Reinforcement.model_validate({"grader": {"type": "endpoint", "url": server.url}})
+        graders = GraderPool.of(job, LOCAL, FakeTime().timing(), has_answered=True)
+        with pytest.raises(GraderFailed, match="closed"):
+            await graders.grade(SAMPLE, ITEM, "t")
+        await graders.close()
+
+
+@pytest.mark.parametrize("status", [413, 414, 431])
+async def test_a_size_that_a_graders_proxy_refuses_has_a_remedy(pool: Pool, status: int) -> None:
+    item = {"page": "报" * 1_000}
+    async with FakeEndpoint(says("too large for nginx", status)) as server:
+        with pytest.raises(GraderFailed, match=rf"HTTP {status} .* bytes; body: too large for nginx; ") as failed:
+            await pool(grader_spec(type="endpoint", url=server.url)).grade(SAMPLE, item, "t")
+    assert failed.value.details["kind"] == "request_too_large"
+    assert len(server.received[0].raw) < 3_000 + len(json.dumps({"sample": SAMPLE})) + 100
+
+
+async def test_a_graders_reason_is_recorded_without_escape_sequences(pool: Pool) -> None:
+    async with FakeEndpoint(says({"score": 1, "reason": "\x1b[31mno\x1b[0m\nunit"})) as server:
+        assert (await pool(grader_spec(type="endpoint", url=server.url)).grade(SAMPLE, ITEM, "t")).reason == "no unit"
 
 
 async def test_a_hanging_endpoint_fails_at_its_deadline_and_leaves_nothing_open(pool: Pool) -> None:

@@ -188,6 +188,12 @@ async def test_an_unknown_tool_is_reported_to_the_model_and_the_other_calls_are_
     assert "'serch'" in results[0].output and "search" in results[0].output
 
 
+async def test_a_tool_that_the_row_offers_and_the_job_lacks_is_not_the_models_mistake(dispatch: Dispatch) -> None:
+    row = {"tools": [{"type": "function", "function": {"name": "list"}}]}
+    with pytest.raises(ToolFailed, match="the row's tool 'list' has no server"):
+        await dispatch(tool("http://localhost/x")).call_turn("t", row, [call(1, "list")])
+
+
 async def test_the_stats_of_a_process_become_known_metrics(dispatch: Dispatch) -> None:
     async with FakeEndpoint(one_by_one([(429, ""), (200, {"output": "a"}), (404, "none")])) as server:
         dispatcher = dispatch(tool(server.url, "counted"))
@@ -244,6 +250,71 @@ async def test_a_request_over_a_megabyte_is_not_sent_and_reported_to_the_model(d
     assert "413" in result.output and result.error == "tool_error"
     assert server.received == []
     assert dispatcher.stats()["search"]["errors"] == {"too_large": 1}
+
+
+async def test_a_row_that_makes_a_call_too_large_is_never_the_models_mistake(dispatch: Dispatch) -> None:
+    item = {"page": "x" * 700_000}
+    async with FakeEndpoint(says({"output": "x"})) as server:
+        dispatcher = dispatch(tool(server.url))
+        with pytest.raises(
+            ToolFailed, match=r"tool 'search' .*the call has 1,100,\d+ bytes.* its row takes 700,012"
+        ) as lost:
+            await dispatcher.call_turn("t", item, [ToolCall("call_2", "search", "y" * 400_000)])
+        assert lost.value.details["kind"] == "request_too_large" and "shorten the row" in lost.value.remedy
+        (result,) = await dispatcher.call_turn("t", item, [ToolCall("call_3", "search", "z" * 1_000_001)])
+    assert result.error == "tool_error" and "Give shorter arguments" in result.output
+    assert server.received == []
+
+
+async def test_a_row_in_chinese_takes_three_bytes_for_each_character(dispatch: Dispatch) -> None:
+    item = {"page": "报" * 170_000}
+    async with FakeEndpoint(says({"output": "x"})) as server:
+        (result,) = await dispatch(tool(server.url)).call_turn("t", item, [ToolCall("call_1", "search", '{"a": "报"}')])
+    assert result.error is None and server.received[0].body["item"] == item
+    assert len(server.received[0].raw) < 511_000
+
+
+async def test_a_lone_surrogate_in_arguments_is_sent_as_its_escape(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(says({"output": "x"})) as server:
+        await dispatch(tool(server.url)).call_turn("t", {}, [ToolCall("call_1", "search", "é\ud800")])
+    assert server.received[0].body["arguments"] == "é\ud800"
+
+
+@pytest.mark.parametrize(
+    ("status", "remedy"), [(413, "client_max_body_size"), (414, "shorten the endpoint's URL"), (431, "`headers`")]
+)
+async def test_a_size_that_a_proxy_refuses_is_never_the_models_mistake(
+    dispatch: Dispatch, status: int, remedy: str
+) -> None:
+    async with FakeEndpoint(says("<h1>too large for nginx</h1>", status)) as server:
+        dispatcher = dispatch(tool(server.url))
+        with pytest.raises(
+            ToolFailed, match=rf"HTTP {status} .* to a body of 2\d\d bytes.*too large for nginx"
+        ) as lost:
+            await one(dispatcher)
+    assert lost.value.details["kind"] == "request_too_large" and remedy in lost.value.remedy
+    assert dispatcher.stats()["search"]["errors"] == {"request_too_large": 1}
+
+
+@pytest.mark.parametrize("status", [402, 413])
+async def test_what_a_tool_says_to_the_model_is_shown_whatever_the_status(dispatch: Dispatch, status: int) -> None:
+    async with FakeEndpoint(says({"output": "choose a smaller file"}, status)) as server:
+        result = await one(dispatch(tool(server.url)))
+    assert (result.error, result.output) == ("tool_error", "choose a smaller file")
+
+
+async def test_a_tool_without_credit_is_never_the_models_mistake(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(says("pay first", 402)) as server:
+        with pytest.raises(ToolFailed, match="the account has no credit; body: pay first"):
+            await one(dispatch(tool(server.url)))
+
+
+async def test_a_403_after_answers_is_shown_to_the_model(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(one_by_one([(200, {"output": "x"}), (403, "folder B is closed")])) as server:
+        dispatcher = dispatch(tool(server.url))
+        await one(dispatcher)
+        result = await one(dispatcher)
+    assert (result.error, result.output) == ("tool_error", "Error: HTTP 403 Forbidden. folder B is closed")
 
 
 async def test_a_tool_may_have_a_smaller_output_limit(dispatch: Dispatch) -> None:

@@ -200,6 +200,20 @@ async def test_a_server_that_answers_401_stops_the_job_and_gets_no_end(book: Boo
     assert len(server.received) == 1
 
 
+@pytest.mark.parametrize(("status", "kind"), [(409, "bad_answer"), (413, "request_too_large"), (402, "no_credit")])
+async def test_a_session_that_is_not_opened_discards_its_rollout_with_the_servers_reason(
+    book: Book, status: int, kind: str
+) -> None:
+    item = {"page": "报" * 1_000}
+    async with FakeEndpoint(says("no machine is free", status)) as server:
+        sessions = book(server.url)
+        with pytest.raises(ToolFailed, match=rf"session start .*HTTP {status} .*no machine is free") as failed:
+            await sessions.start("trace_1", item)
+        await sessions.close("job_stopped")
+    assert failed.value.details["kind"] == kind
+    assert server.received[0].body["item"] == item and len(server.received[0].raw) < 3_200
+
+
 async def test_a_start_that_is_cancelled_is_ended_after_the_server_has_answered(book: Book) -> None:
     booted = asyncio.Event()
 

@@ -661,6 +661,8 @@ async def test_tools_that_fail_their_first_call(case: Case) -> None:
     await _tool_fails(case, says("", 307), "wrong_path", "server_url", "HTTP 307")
     await _tool_fails(case, says("", 405), "wrong_path", "server_url", "does not accept POST")
     await _tool_fails(case, says(f"bad token {SECRET}", 401), "endpoint_refused", "headers", "HTTP 401")
+    await _tool_fails(case, says("too large for nginx", 413), "tool_failed", "server_url", "client_max_body_size")
+    await _tool_fails(case, says("\x1b[31mpay\x1b[0m first", 402), "tool_failed", "server_url", "body: pay first")
 
 
 async def _tool_fails(case: Case, behave: Behaviour, code: str, part: str, text: str) -> None:
@@ -711,7 +713,7 @@ async def test_sessions_that_cannot_be_opened_or_ended(
     case: Case, path: str, answer: int, code: str, field: str
 ) -> None:
     async def behave(request: Received) -> web.StreamResponse:
-        return web.json_response({}, status=answer if request.path.endswith(path) else 200)
+        return web.json_response("no machine", status=answer if request.path.endswith(path) else 200)
 
     async with FakeEndpoint(behave) as server:
         case.reinforcement = {
@@ -719,7 +721,7 @@ async def test_sessions_that_cannot_be_opened_or_ended(
         }
         problem = await case.only_problem()
     assert (problem.code, problem.field) == (code, f"method.reinforcement.session.{field}")
-    assert str(answer) in problem.message
+    assert f"HTTP {answer}" in problem.message and ("no machine" in problem.message or answer in (307, 500))
 
 
 async def test_a_session_at_an_unusable_url(case: Case) -> None:
@@ -764,6 +766,34 @@ async def test_a_judge_s_server_without_log_probabilities_is_found_by_the_check(
         problem = await case.only_problem()
     assert (problem.code, problem.field) == ("grader_failed", "method.reinforcement.grader")
     assert "no top_logprobs" in problem.message and "remove `scoring` from models.judge" in problem.remedy
+
+
+async def test_a_judge_that_refuses_schemas_is_reported_once_by_the_check(case: Case) -> None:
+    judge = {"type": "score_model", "model": "judge", "input": [{"role": "user", "content": "How good is it?"}]}
+    case.reinforcement = {"grader": judge, "held_out_grader": judge}
+    verdict = {"choices": [{"message": {"role": "assistant", "content": '{"steps": [], "result": 1}'}}]}
+
+    async def behave(request: Received) -> web.StreamResponse:
+        if request.body["response_format"]["type"] == "json_schema":
+            return web.json_response({"error": {"message": "use another response_format"}}, status=400)
+        return web.json_response(verdict)
+
+    async with FakeEndpoint(behave) as server:
+        models = {"judge": ModelEndpoint(base_url=server.url)}
+        case.operator = case.operator.model_copy(update={"models": models})
+        warnings = [warning for warning in await case.warnings() if "no_json_schema" in warning]
+    assert len(warnings) == 1 and "set response_format: json_object in models.judge" in warnings[0]
+
+
+async def test_a_judge_with_a_wrong_key_is_named_with_its_own_setting_and_reason(case: Case) -> None:
+    judge = {"type": "score_model", "model": "judge", "input": [{"role": "user", "content": "How good is it?"}]}
+    case.reinforcement = {"grader": judge}
+    async with FakeEndpoint(says({"error": {"message": "Incorrect API key provided"}}, 401)) as server:
+        models = {"judge": ModelEndpoint(base_url=server.url)}
+        case.operator = case.operator.model_copy(update={"models": models})
+        problem = await case.only_problem()
+    assert (problem.code, problem.field) == ("endpoint_refused", "method.reinforcement.grader")
+    assert "Incorrect API key provided" in problem.message and "`api_key` of models.judge" in problem.remedy
 
 
 async def test_a_grader_that_refuses_the_token(case: Case) -> None:

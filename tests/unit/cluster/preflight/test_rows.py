@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from cluster.preflight.rows import JobRow, length_problems
+from actors.endpoints.body import MAX_ROW_BYTES, json_body
+from cluster.preflight.rows import JobRow, length_problems, size_problems, value_problems
+from tests.support.builders import EXACT, job
 from trainer.chat.renderer import Renderer
 from trainer.chat.template import ChatTemplate, TemplateLimits
 from trainer.types import Message, Task, ToolSchema
@@ -45,3 +47,39 @@ async def test_problems_of_rendering_name_row_and_remedy(
     assert [(problem.code, problem.line) for problem in problems] == [(code, line) for line in lines]
     for problem in problems:
         assert words in problem.message and problem.remedy and problem.field == "training_file.messages"
+
+
+def row_of(num_bytes: int, text: str = "x", tools: tuple[ToolSchema, ...] = ()) -> JobRow:
+    """A row that takes this many bytes in a request."""
+    count, rest = divmod(num_bytes - len(json_body({"page": ""})), len(text.encode()))
+    return JobRow("training_file", "train.jsonl", Task("3-0", (QUESTION,), tools, {"page": text * count + "x" * rest}))
+
+
+TRAVELS: list[dict[str, Any]] = [
+    {"grader": {"type": "endpoint", "url": "http://localhost/x"}},
+    {"held_out_grader": {"type": "endpoint", "url": "http://localhost/x"}},
+    {"guards": [{"name": "safe", "grader": {"type": "endpoint", "url": "http://localhost/x"}}]},
+    {"grader": {"type": "multi", "graders": {"a": {"type": "endpoint", "url": "http://x"}}, "calculate_output": "a"}},
+    {"session": {"start_url": "http://localhost/x"}},
+]
+
+
+@pytest.mark.parametrize("reinforcement", TRAVELS)
+def test_a_row_that_leaves_no_room_for_arguments_is_named_with_its_size(reinforcement: dict[str, Any]) -> None:
+    spec = job({"grader": EXACT} | reinforcement).reinforcement
+    assert size_problems(spec, [row_of(MAX_ROW_BYTES), row_of(MAX_ROW_BYTES, "报")]) == []
+    (problem,) = size_problems(spec, [row_of(MAX_ROW_BYTES + 1, "报")])
+    assert (problem.code, problem.field, problem.line) == ("row_too_large", "training_file", 3)
+    assert "takes 500,001 bytes, but at most 500,000" in problem.message and "in a file" in problem.remedy
+
+
+def test_a_row_is_bounded_only_where_it_is_sent() -> None:
+    spec, tool = job({"grader": EXACT, "session": {"end_url": "http://x"}}).reinforcement, {"function": {"name": "cat"}}
+    assert size_problems(spec, [row_of(MAX_ROW_BYTES + 1)]) == []
+    assert len(size_problems(spec, [row_of(MAX_ROW_BYTES + 1, tools=(tool,))])) == 1
+
+
+def test_a_row_that_makes_a_graders_text_too_long_is_named() -> None:
+    spec = job({"grader": EXACT | {"reference": "{{ item.page }}{{ item.page }}"}}).reinforcement
+    (problem,) = value_problems(spec, [row_of(600_000)])
+    assert (problem.code, problem.line) == ("row_too_large", 3) and "1,000,000 characters" in problem.message

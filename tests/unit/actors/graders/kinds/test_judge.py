@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from actors.endpoints.model_client import CHAT, ModelClients
+from actors.endpoints.model_client import CHAT, ModelClients, NoSchemas, OnNoSchemas
 from actors.graders.base import wire_errors
 from actors.graders.sample import sample_of
 from actors.grading.factory import grader_problems
@@ -64,9 +64,9 @@ def in_turn(*bodies: dict[str, Any]) -> Callable[[Received], Any]:
 async def pool() -> AsyncIterator[Pool]:
     made = []
 
-    def make(spec: GraderSpec, url: str, **changes: Any) -> GraderPool:
-        timing = FakeTime().timing()
-        made.append(GraderPool(spec, operator=operator(url, **changes), timing=timing))
+    def make(spec: GraderSpec, url: str, on_no_schemas: OnNoSchemas = lambda found: None, **changes: Any) -> GraderPool:
+        timing, models = FakeTime().timing(), operator(url, **changes)
+        made.append(GraderPool(spec, operator=models, timing=timing, on_no_schemas=on_no_schemas))
         return made[-1]
 
     yield make
@@ -230,6 +230,107 @@ async def test_a_wrong_key_stops_the_job_and_names_the_operators_configuration(p
         with pytest.raises(EndpointRefused, match=r"models\.judge in the operator's configuration") as refused:
             await pool(score(), server.url).grade(SAMPLE, ITEM, "t")
     assert KEY not in f"{refused.value!r}{refused.value.details}"
+
+
+async def test_a_judge_without_credit_says_so_and_needs_no_capacity(pool: Pool) -> None:
+    body = {"error": {"message": "See your billing page.", "type": "insufficient_quota", "code": "insufficient_quota"}}
+    async with FakeEndpoint(says(body, 429)) as server:
+        with pytest.raises(GraderFailed, match=r"the account has no credit \(See your billing page\.") as failed:
+            await pool(score(), server.url).grade(SAMPLE, ITEM, "t")
+    assert len(server.received) == 1 and "capacity" not in failed.value.message
+    assert failed.value.details["code"] == "model_grader_server_error"
+    assert "models.judge" in failed.value.remedy
+
+
+# -- judges without schemas --------------------------------------------------------------------------------------------
+
+REFUSALS: list[dict[str, Any]] = [
+    {"error": {"message": "this type of response_format is not available", "type": "invalid_request_error"}},
+    {"error": {"message": "not supported", "param": "response_format.type", "code": "unsupported_value"}},
+    {"detail": [{"loc": ["body", "response_format", "type"], "msg": "Input should be 'text' or 'json_object'"}]},
+]
+
+
+class Plain:
+    """A judge's server that takes only some response formats, as its answers say."""
+
+    def __init__(self, refusal: dict[str, Any], takes: Sequence[str | None], content: Any) -> None:
+        self._refusal = refusal
+        self._takes = takes
+        self._content = content
+
+    async def __call__(self, request: Received) -> web.StreamResponse:
+        if format_of(request) in self._takes:
+            return web.json_response(completion(self._content))
+        return web.json_response(self._refusal, status=422 if "detail" in self._refusal else 400)
+
+
+def format_of(request: Received) -> str | None:
+    return request.body["response_format"]["type"] if "response_format" in request.body else None
+
+
+def formats(server: FakeEndpoint) -> list[str | None]:
+    return [format_of(request) for request in server.received]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_a_judge_that_refuses_schemas_is_asked_for_an_object_which_is_reported_once(
+    pool: Pool, refusal: dict[str, Any]
+) -> None:
+    found: list[NoSchemas] = []
+    both = {"type": "multi", "calculate_output": "(a + b) / 2", "graders": {}}
+    both["graders"] = {name: score(name=None).model_dump() | {"range": [0, i + 1]} for i, name in enumerate("ab")}
+    async with FakeEndpoint(Plain(refusal, ["json_object", None], verdict(1))) as server:
+        graders = pool(grader_spec(**both), server.url, on_no_schemas=found.append)
+        assert (await graders.grade(SAMPLE, ITEM, "t")).value == 1
+        assert (await graders.grade(SAMPLE, {"reference": "Rome"}, "t")).value == 1
+    assert formats(server) in (["json_schema"] * 2 + ["json_object"] * 4, ["json_schema"] + ["json_object"] * 4)
+    assert [one.model for one in found] == ["judge"]
+    assert "response_format: json_object in models.judge" in found[0].remedy
+
+
+async def test_a_judge_without_schemas_gets_the_schema_in_its_system_message(pool: Pool) -> None:
+    asked = [{"role": "developer", "content": "Be strict."}, {"role": "user", "content": "{{ sample.output_text }}"}]
+    async with FakeEndpoint(says(completion(verdict("good")))) as server:
+        for messages in (asked, asked[1:]):
+            judge = pool(label(input=messages), server.url, response_format="json_object")
+            assert (await judge.grade(SAMPLE, ITEM, "t")).value == 1
+    with_system, without = (request.body["messages"] for request in server.received)
+    for messages in (with_system, without):
+        assert [message["role"] for message in messages] == ["system", "user"]
+        assert "JSON" in messages[0]["content"] and '"enum": ["good", "bad", "ugly"]' in messages[0]["content"]
+    assert with_system[0]["content"].startswith("Be strict.\n\n")
+
+
+@pytest.mark.parametrize("chosen", ["json_schema", "json_object", "none"])
+async def test_the_operator_chooses_the_response_format(pool: Pool, chosen: str) -> None:
+    async with FakeEndpoint(Plain(REFUSALS[0], [], "")) as server:
+        with pytest.raises(GraderFailed, match="this type of response_format is not available"):
+            await pool(score(), server.url, response_format=chosen).grade(SAMPLE, ITEM, "t")
+    assert formats(server) == [None if chosen == "none" else chosen]
+
+
+async def test_a_judge_that_takes_no_format_at_all_is_named_with_the_setting(pool: Pool) -> None:
+    async with FakeEndpoint(Plain(REFUSALS[0], [None], verdict(1))) as server:
+        with pytest.raises(GraderFailed) as failed:
+            await pool(score(), server.url).grade(SAMPLE, ITEM, "t")
+        assert failed.value.remedy == "set response_format: none in models.judge of the operator's configuration"
+        assert (await pool(score(), server.url, response_format="none").grade(SAMPLE, ITEM, "t")).value == 1
+    assert formats(server) == ["json_schema", "json_object", None]
+
+
+async def test_a_400_that_names_another_field_is_no_reason_for_another_format(pool: Pool) -> None:
+    body = {"error": {"message": "too long for response_format json_schema", "param": "messages"}}
+    async with FakeEndpoint(Plain(body, ["json_object"], verdict(1))) as server:
+        with pytest.raises(GraderFailed, match="too long"):
+            await pool(score(), server.url).grade(SAMPLE, ITEM, "t")
+    assert formats(server) == ["json_schema"]
+
+
+async def test_answers_of_a_judge_without_schemas_are_read_as_strictly(pool: Pool) -> None:
+    async with FakeEndpoint(says(completion('I think {"result": 1}'))) as server:
+        with pytest.raises(GraderFailed, match="its answer is not valid JSON, 3 times"):
+            await pool(score(), server.url, response_format="none").grade(SAMPLE, ITEM, "t")
 
 
 # -- samples that would fool it ----------------------------------------------------------------------------------------

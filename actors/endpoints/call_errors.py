@@ -1,0 +1,114 @@
+"""The errors of an endpoint's calls: each names the endpoint, its own reason and the fix, and shows no secret."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from actors.endpoints.answer import HttpAnswer, cut, one_line, status_text
+from actors.endpoints.body import MAX_REQUEST_BYTES
+from actors.endpoints.url import scrub
+from trainer.errors import Discard, EndpointRefused
+
+EXCERPT_CHARS = 200
+HEADERS = "its `headers`"
+NO_CREDIT = "the account has no credit"
+TOO_LARGE_STATUSES = frozenset({413, 414, 431})
+"""What a server, or a proxy before it, answers to a body, a URL or headers that are too large for it."""
+REMEDIES = {
+    "busy": "give it more capacity, lower max_concurrency or raise timeout_s",
+    "timeout": "make it faster, or raise attempt_timeout_s",
+    "deadline": "make it faster, raise timeout_s, or raise max_concurrency if it can handle more calls at a time",
+    "server_error": "check the endpoint's own log",
+    "connection": "check that it is running and that its URL is correct and reachable from the cluster",
+    "redirect": "set the final URL in the job: redirects are not followed",
+}
+
+
+class CallErrors:
+    """Makes the errors of one endpoint.
+
+    `what` names the endpoint in messages ("tool 'search' (POST http://tools/search)"), `url` is its URL without
+    secrets, and `keys` says where its keys are set. `failure` is the class of failed calls.
+    """
+
+    def __init__(self, what: str, url: str, secrets: Sequence[str], keys: str, failure: type[Discard]) -> None:
+        self._what = what
+        self._url = url
+        self._secrets = secrets
+        self._keys = keys
+        self._failure = failure
+
+    def scrub(self, text: str) -> str:
+        """`text` without the secrets of the headers and the URL, which some servers echo."""
+        return scrub(text, self._secrets)
+
+    def excerpt(self, text: str) -> str:
+        """The start of a text that the endpoint sent: on one line, without secrets and escape sequences."""
+        return cut(self.scrub(one_line(text)), EXCERPT_CHARS)
+
+    def described(self, answer: HttpAnswer, asked: str = "") -> str:
+        """An answer that is a failure: its status, what it `asked` for, and its reason."""
+        what = status_text(answer.status) + (f": {NO_CREDIT}" if answer.has_no_credit else asked)
+        reason = self.excerpt(answer.reason)
+        return f"{what} ({reason})" if reason else what
+
+    def refused(self, kind: str, why: str, remedy: str, retries: int) -> EndpointRefused:
+        """The error that ends the job: the endpoint cannot be called at all."""
+        problem = f"{self._what} {why}"
+        details = {"problem": problem, "remedy": remedy, "endpoint": self._url, "kind": kind, "retries": retries}
+        return EndpointRefused(f"{problem}: {remedy}", **details)
+
+    def refused_key(self, answer: HttpAnswer, rejected: str) -> EndpointRefused:
+        """The error for a 401 or 403; `rejected` says what was rejected, such as "the request"."""
+        why = f"rejected {rejected} with {self.described(answer)}"
+        if answer.has_no_credit:
+            return self.refused("no_credit", why, self._credit_remedy, answer.retries)
+        return self.refused("refused", why, f"check the keys in {self._keys}", answer.retries)
+
+    def failed(self, kind: str, why: str, *, attempts: int, failures: int, elapsed_s: float) -> Discard:
+        """The error of a call that failed after `attempts` attempts, of which `failures` count as retries."""
+        remedy = self._credit_remedy if kind == "no_credit" else REMEDIES[kind]
+        return self._discard(
+            f"{self._what} failed: {why} ({attempts} attempt{'s' * (attempts != 1)}, {elapsed_s:.1f} s)",
+            remedy,
+            kind=kind,
+            attempts=attempts,
+            retries=min(failures, attempts - 1),
+        )
+
+    def bad_answer(self, answer: HttpAnswer, why: str, remedy: str = "") -> Discard:
+        """The error of an answer that cannot be used; `why` follows "it answered HTTP 200 OK, but".
+
+        An account without credit, and a request that is too large, have a `kind` of their own.
+        """
+        kind, said = "bad_answer", f", but {why}"
+        if answer.has_no_credit:
+            kind, said, remedy = "no_credit", f": {NO_CREDIT}", self._credit_remedy
+        elif answer.status in TOO_LARGE_STATUSES:
+            kind, said, remedy = "request_too_large", f" to a body of {answer.sent_bytes:,} bytes", _size_remedy(answer)
+        return self._discard(
+            f"{self._what} failed: it answered {status_text(answer.status)}{said}; "
+            f"body: {self.excerpt(answer.reason) or '(empty)'}",
+            remedy,
+            kind=kind,
+            attempts=answer.retries + 1,
+            retries=answer.retries,
+        )
+
+    @property
+    def _credit_remedy(self) -> str:
+        return f"add credit to it, or set the key of another account in {self._keys}"
+
+    def _discard(self, problem: str, remedy: str, **details: Any) -> Discard:
+        message = f"{problem}; {remedy}" if remedy else problem
+        return self._failure(message, problem=problem, remedy=remedy, endpoint=self._url, **details)
+
+
+def _size_remedy(answer: HttpAnswer) -> str:
+    if answer.status == 414:
+        return "shorten the endpoint's URL in the job"
+    if answer.status == 431:
+        return "shorten the endpoint's `headers` in the job, or let its server and proxies accept longer ones"
+    size = max(answer.sent_bytes, MAX_REQUEST_BYTES)
+    return f"let the server and its proxies accept {size:,} bytes (nginx: client_max_body_size), or shorten the row"
