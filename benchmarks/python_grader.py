@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 from typing import Any
 
 from actors.graders.kinds.python import PythonGrade
+from actors.runtime.cores import usable_cores
 from actors.sandbox.start import sandbox_report
 from benchmarks.common import Figure, report, seconds
 from trainer.spec.graders import PythonGrader
@@ -42,7 +42,7 @@ def direct() -> Any:
 
 async def measure(grades: int, runs: int) -> list[Figure]:
     grade = direct()
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     spec = PythonGrader(type="python", source=SOURCE)
     rates, firsts = [], []
     loop = asyncio.get_running_loop()

@@ -13,6 +13,7 @@ from typing import Annotated
 import psutil
 from pydantic import Field, field_validator
 
+from actors.runtime.cores import CGROUPS, usable_cores
 from cluster.planning.units import GIB
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.endpoints import Strict
@@ -22,7 +23,6 @@ ASK_TIMEOUT_S = 30.0
 HEADROOM = 0.08
 """Share of all memory that a plan leaves free: devices report less than their name says, and estimates may be low."""
 MAX_NODES = 10_000
-CGROUP = Path("/sys/fs/cgroup")
 MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 """A container's memory limit in version 2 and in version 1 of Linux control groups."""
 
@@ -138,11 +138,10 @@ def _bytes(gib: float | None) -> int | None:
 def this_machine() -> Node:
     """The node that a local Ray cluster would have; none is started."""
     gpu_memory = gpu_memories()
-    cores = float(os.cpu_count() or 1)
-    return Node("this machine", cores, len(gpu_memory), memory_here(), min(gpu_memory, default=None))
+    return Node("this machine", float(usable_cores()), len(gpu_memory), memory_here(), min(gpu_memory, default=None))
 
 
-def memory_here(cgroup: Path = CGROUP) -> int:
+def memory_here(cgroup: Path = CGROUPS) -> int:
     """Bytes of memory of this machine, or the limit of the container that we run in, as Ray counts it."""
     limits = [psutil.virtual_memory().total]
     for file in MEMORY_LIMITS:
