@@ -21,7 +21,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import LoggingConfig
 
 from cluster.ray_cluster.session import end_leftover, job_cluster
-from cluster.run.signals import Signals
+from cluster.run.signals import wait_for_signal
 from serve.host import url_of
 from serve.host.listener import KEEP_ALIVE_S, reserved_port
 from serve.host.server_log import LogFollower
@@ -42,7 +42,7 @@ def run_server(
     tell: Callable[[str], None],
     config: Path | None = None,
 ) -> None:
-    """Serves until SIGINT or SIGTERM.
+    """Serves until SIGINT, SIGTERM or SIGHUP.
 
     `tell` receives the lines to show to the user; `config` is the operator's file, which the API and the drivers read
     themselves.
@@ -82,7 +82,7 @@ def run_server(
             deploy(Settings(folder=str(locations.folder.resolve()), config=path, listen=listen))
             url = url_of(host, port)
             ready = f"serving at {url}/v1 (docs at /docs)\nthe console is ready at {url}/"
-            asyncio.run(_until_signal(partial(tell, ready)))
+            asyncio.run(wait_for_signal(partial(tell, ready)))
             if address is None:
                 ray_serve.delete(APP)  # finishes the requests in progress; all else ends with the cluster
             else:
@@ -127,11 +127,3 @@ def deploy(settings: Settings) -> None:
 def _to_stderr(text: str) -> None:
     sys.stderr.write(text)
     sys.stderr.flush()
-
-
-async def _until_signal(ready: Callable[[], None]) -> None:
-    """Waits for a signal; `ready` is called once our handlers replaced Ray's, which ends the process at once."""
-    stopped = asyncio.Event()
-    with Signals() as signals, signals.graceful(stopped.set):
-        ready()
-        await stopped.wait()

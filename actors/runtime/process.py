@@ -1,15 +1,19 @@
-"""Fast start and exit of processes that load torch or vLLM, and limits and priority of processes."""
+"""Fast start and exit of processes that load torch or vLLM, their standard files, limits and priority."""
 
 from __future__ import annotations
 
 import atexit
 import gc
+import io
 import os
 import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 NICE_INCREMENT = 10
 """About a tenth of the CPU time of an engine or a learner that competes for the same core."""
@@ -54,7 +58,48 @@ def limit_process(cpu_s: int, memory_bytes: int) -> None:
 def end_process(code: int) -> NoReturn:
     """Exit without interpreter teardown, which takes two seconds; to be called when everything is closed."""
     atexit._run_exitfuncs()
-    with suppress(BrokenPipeError):  # the reader is gone
-        sys.stdout.flush()
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with suppress(BrokenPipeError):  # the reader is gone
+                stream.flush()
     os._exit(code)
+
+
+# -- standard files ----------------------------------------------------------------------------------------------------
+
+
+def open_standard_files() -> None:
+    """Open /dev/null in place of standard input, output and error that were closed when this process started.
+
+    Otherwise the next files that are opened, such as a socket or a checkpoint, get their numbers, and with them what
+    libraries and child processes print.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+
+
+def drop_lost_output(name: Literal["stdout", "stderr"]) -> None:
+    """Make writes to a standard stream never fail.
+
+    What cannot be written, because its reader, its terminal or the space on its disk is gone, is dropped.
+    """
+    stream, number = getattr(sys, name), {"stdout": 1, "stderr": 2}[name]
+    if stream is not getattr(sys, f"__{name}__"):
+        return  # something else than the file is written to
+    if stream is not None:
+        with suppress(OSError):
+            stream.flush()
+    buffer = io.BufferedWriter(_LossyFile(number, "w", closefd=False))
+    encoding, errors = ("utf-8", "replace") if stream is None else (stream.encoding, stream.errors)
+    setattr(sys, name, io.TextIOWrapper(buffer, encoding, errors, line_buffering=True))
+
+
+class _LossyFile(io.FileIO):
+    """A file descriptor that drops what it cannot write."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        with suppress(OSError):
+            if (written := super().write(data)) is not None:  # None: it does not block, and is full
+                return written
+        return memoryview(data).nbytes

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from sqlalchemy.exc import OperationalError
 
-from actors.runtime.process import end_process, limit_process
+from actors.runtime.process import drop_lost_output, end_process, limit_process, open_standard_files
 from cluster.jobs.check_process import CPU_S, MEMORY_BYTES, OUT_OF_MEMORY
 from cluster.jobs.driver_settings import DriverSettings, Server
 from cluster.jobs.logs import JobLogs
@@ -104,12 +104,12 @@ async def drive(server: Server, job_id: str, attempt: int) -> int:
     except asyncio.CancelledError:
         return 0
     except LearnerFailed as error:
-        traceback.print_exception(error)
         store.note(job_id, attempt, last_words=str(plain(error.public)))
+        traceback.print_exception(error)
         return LOST
     except RftError as error:
-        traceback.print_exception(error)
         _fail(server, job_id, attempt, error_of(error, job_id, names))
+        traceback.print_exception(error)
         return 0
     finally:
         ended.set()
@@ -216,6 +216,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.check is not None:
         limit_process(CPU_S, MEMORY_BYTES)
+    open_standard_files()
+    drop_lost_output("stdout")  # the disk of its output may be full
+    drop_lost_output("stderr")
     server = Server(DriverSettings.read(options.settings))
     try:
         if options.check is not None:

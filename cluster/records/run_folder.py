@@ -178,9 +178,10 @@ class RunFolder:
             self._failed(name, "the run folder is closed")
 
     def _failed(self, name: str, error: str) -> None:
-        if not self._failures:
-            print(f"warning: cannot write {self.path / name}: {error}; the run continues", file=sys.stderr)
+        is_first = not self._failures
         self._failures.setdefault(name, []).append(error)
+        if is_first:
+            print(f"warning: cannot write {self.path / name}: {error}; the run continues", file=sys.stderr)
 
     def _rollouts(self, name: str) -> Path:
         return self.path / "rollouts" / (name + ROLLOUTS_SUFFIX)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import shlex
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -187,7 +187,7 @@ async def _run(
     console: Console | None = None,
     given: Sequence[str] = (),
     reports: bool = True,
-) -> AsyncIterator[_Run]:
+) -> AsyncIterator[Run]:
     """Connect, check the job and create the run folder; on exit close everything and write the report.
 
     With `reports` the report is written as the run goes, too. A run that has begun in the folder `path` is resumed.
@@ -224,26 +224,37 @@ async def _run(
         tracer = tracer_of(operator.traces, "driver", exported, every=True)
         metrics = MetricsSink(exported, folder.path, tracer=tracer)
         resumed = began is not None
-        run = _Run(prepared, operator, store, folder, view, metrics, signals, console, watch, resumed, given, reports)
-        try:
-            with view:
-                yield run
-        except asyncio.CancelledError:
-            run.cut_short()  # by a signal, or cancelled by the server
-            if not signals.count:
-                raise
-        except OSError as error:
-            run.failed(error)
-            if error.errno not in DISK_ERRORS:
-                raise
-            raise RftError(
-                f"cannot write to {folder.path}: {error.strerror}", public=f"cannot write to the run: {error.strerror}"
-            ) from error
-        except Exception as error:
-            run.failed(error)
+        run = Run(prepared, operator, store, folder, view, metrics, signals, console, watch, resumed, given, reports)
+        async with ended_well(run, view, signals):
+            yield run
+
+
+@asynccontextmanager
+async def ended_well(run: Run, view: LiveView, signals: Signals) -> AsyncIterator[None]:
+    """Context manager of a run's work: records how it ends, and closes the run.
+
+    Raises:
+        RftError: The disk of the run's folder is full, or cannot be written.
+    """
+    try:
+        with view:
+            yield
+    except asyncio.CancelledError:
+        run.cut_short()  # by a signal, or cancelled by the server
+        if not signals.count:
             raise
-        finally:
-            await asyncio.shield(run.close())
+    except OSError as error:
+        run.failed(error)
+        if error.errno not in DISK_ERRORS:
+            raise
+        raise RftError(
+            f"cannot write to {run.path}: {error.strerror}", public=f"cannot write to the run: {error.strerror}"
+        ) from error
+    except Exception as error:
+        run.failed(error)
+        raise
+    finally:
+        await asyncio.shield(run.close())
 
 
 def _print_line(console: Console, label: str, text: str) -> None:
@@ -251,7 +262,7 @@ def _print_line(console: Console, label: str, text: str) -> None:
     console.print(f"{label + ':':<17}{escape(text)}", soft_wrap=True, highlight=False)
 
 
-class _Run:
+class Run:
     """One run: the actors that it starts, and its steps."""
 
     def __init__(
@@ -268,6 +279,7 @@ class _Run:
         resumed: bool,
         given: Sequence[str],
         reports: bool,
+        actors: Callable[..., RunActors] = RunActors,
     ) -> None:
         self.outcome: Outcome = "done"
         self.readiness: Readiness | None = None
@@ -292,7 +304,7 @@ class _Run:
         self._signals = signals
         self._console = console
         self._operator = operator
-        self._actors = RunActors(prepared, operator, folder.path, metrics, self._stream.emit)
+        self._actors = actors(prepared, operator, folder.path, metrics, self._stream.emit)
         folder.write_job(prepared.job, prepared.plan, prepared.record())
         self._stream.emit(JobStarted(method=prepared.job.method.type, total_steps=prepared.plan.steps), skip=view)
         for choice in prepared.choices:
@@ -304,6 +316,11 @@ class _Run:
         for unsafe in () if watch is not None else (stop_warning(prepared.stop), folder_warning(folder.path)):
             if unsafe is not None:
                 self._stream.emit(Notice(text=unsafe))
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return self._folder.path
 
     def cut_short(self) -> None:
         """Record that the run ends at once."""

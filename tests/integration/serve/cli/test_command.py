@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -53,3 +54,39 @@ def test_zsh_is_answered_in_its_words() -> None:
     agent_rft = Path(sys.executable).with_name("agent-rft")
     answer = subprocess.run([agent_rft], env=environment | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True)
     assert answer.stdout.startswith('_arguments \'*: :(("follow":"Show the progress of a job')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "output", "code"),
+    [
+        (["--version"], "closed", 0),
+        (["serve", "--config", "none.yaml"], "closed", 2),
+        (["serve", "--config", "none.yaml"], "unread", 2),  # it prints a line before it reads the file
+        (["train", "none.yaml"], "unread", 2),
+    ],
+)
+def test_the_exit_code_is_right_even_if_nobody_reads_the_output(
+    arguments: list[str], output: str, code: int, tmp_path: Path
+) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [Path(sys.executable).with_name("agent-rft"), *arguments]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=writes,
+        stderr=writes,
+        preexec_fn=(lambda: os.closerange(1, 3)) if output == "closed" else None,
+    )
+    os.close(writes)
+    assert done.returncode == code
+
+
+def test_the_server_reports_its_start_before_it_imports_what_takes_long(tmp_path: Path) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "serve.cli.main", "serve", "--config", tmp_path / "missing"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "starting the server at http://127.0.0.1:8000/v1" in ended.stdout and "missing" in ended.stderr
+    imported = set(re.findall(r"^import time: .*\| +(\w+)$", ended.stderr, re.MULTILINE))
+    assert "typer" in imported
+    assert not imported & {"ray", "torch", "vllm", "transformers", "sqlalchemy", "fastapi"}

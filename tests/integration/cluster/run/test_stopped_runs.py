@@ -1,0 +1,52 @@
+"""SIGINT, SIGTERM and SIGHUP stop `train`, `eval`, `ready` and `serve`, whoever reads what they print."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import product
+from typing import Any
+
+import pytest
+
+from tests.support.paths import ROOT
+
+Outputs = tuple[str, str]
+"""The states of standard output and standard error: `unread` is a pipe whose reader has ended."""
+OUTPUTS = (("unread", "unread"), ("closed", "open"), ("open", "closed"))
+NUMBERS = ("SIGINT", "SIGTERM", "SIGHUP")
+STOPPED = list(product(("train", "eval", "ready", "serve"), NUMBERS, OUTPUTS))
+STUCK = list(product(("stuck",), ("SIGINT", "SIGTERM"), OUTPUTS[:1]))
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, dict[str, Any]]:
+    """How each command ended, by its variant."""
+    variants = STOPPED + STUCK
+    command = [sys.executable, "-m", "tests.support.stopped_runs", str(tmp_path_factory.mktemp("runs"))]
+    done = subprocess.run(command, input=json.dumps(variants), cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return dict(zip(variants, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize(("command", "number", "outputs"), STOPPED)
+def test_a_signal_ends_a_command_in_order(
+    ended: dict[Any, dict[str, Any]], command: str, number: str, outputs: Outputs
+) -> None:
+    found = ended[command, number, outputs]
+
+    assert found["code"] == (0 if command == "serve" else 130), found
+    if command != "serve":
+        assert (found["outcome"], found["has_report"]) == ("stopped", True), found
+    if command == "train":
+        assert found["checkpoint"] is not None and found["checkpoint"] < found["steps"], found
+    assert ("stopping gracefully" in found["text"]) == (outputs[1] == "open"), found
+    assert (" --resume " in found["text"]) == (command == "train" and outputs[0] == "open"), found
+    assert "Traceback" not in found["text"], found
+
+
+@pytest.mark.parametrize(("command", "number", "outputs"), STUCK)
+def test_a_second_signal_ends_a_command_that_goes_on(
+    ended: dict[Any, dict[str, Any]], command: str, number: str, outputs: Outputs
+) -> None:
+    assert ended[command, number, outputs]["code"] == 130

@@ -1,0 +1,224 @@
+"""Runs of `train`, `eval`, `ready` and `serve` that get a signal, with real processes and files but without Ray.
+
+    python -m tests.support.stopped_runs FOLDER < VARIANTS
+
+reads a JSON list of [command, signal, [state of standard output, state of standard error]] and prints a list with a
+`Stopped` for each. The processes are forks of one that has imported everything, since the imports take seconds. Their
+command line is a small one around the parts that the real commands share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NoReturn, cast
+
+import typer
+from rich.console import Console
+
+from actors.rollout.board import Board
+from cluster.planning.layout import ClusterPlan
+from cluster.planning.placement import Placement
+from cluster.preflight.prepare import Prepared
+from cluster.records.run_folder import RunFolder
+from cluster.run.driver import Run, ended_well
+from cluster.run.metrics_sink import MetricsSink
+from cluster.run.readiness import Look
+from cluster.run.signals import STOPPED, Signals, wait_for_signal
+from cluster.views.live import LiveView
+from serve.cli.main import common, main
+from tests.support.builders import job, plan, task
+from tests.support.fakes import FakeLearner, FakeRollouts
+from trainer.events import JobEnded
+from trainer.loop.checkpoint import Checkpoints
+from trainer.spec.offload import Offload
+from trainer.spec.operator.config import NOTHING_ALLOWED
+from trainer.types import Group, GroupRequest, StepReport, TrainSequence
+
+Command = Literal["train", "eval", "ready", "serve", "stuck"]
+"""`stuck` goes on after a signal, as a run does whose update takes long; it gets the signal again and again."""
+Output = Literal["open", "closed", "unread"]
+"""`closed` as by `>&-`; `unread` is a pipe whose reader has ended, as `| tee` does at Ctrl-C."""
+STEPS, STEP_S, SIGNAL_AFTER = 200, 0.02, 2
+"""A run that a signal does not stop ends after some seconds."""
+GIVE_UP_S = 60.0
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """How a command ended that got a signal."""
+
+    code: int
+    checkpoint: int | None
+    outcome: str | None
+    has_report: bool
+    text: str
+    steps: int = STEPS
+
+
+class FakeActors:
+    """The actors of a run; `notify` is called in the middle of the run."""
+
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self.fleet = _Rollouts(notify)
+        self.learner = _Learner(notify)
+
+    async def start(self) -> None: ...
+
+    async def shutdown(self) -> None: ...
+
+
+class _Rollouts(FakeRollouts):
+    def __init__(self, notify: Callable[[], None]) -> None:
+        super().__init__()
+        self.board = Board()
+        self._notify = notify
+
+    async def sample(self, request: GroupRequest) -> Group:
+        if request.purpose == "test":  # all that `eval` and `ready` sample
+            self._notify()
+            await asyncio.sleep(STEPS * STEP_S)
+        return await super().sample(request)
+
+
+class _Learner(FakeLearner):
+    def __init__(self, notify: Callable[[], None]) -> None:
+        super().__init__()
+        self._notify = notify
+
+    async def step(self, sequences: Sequence[TrainSequence], version: int) -> StepReport:
+        if len(self.batches) == SIGNAL_AFTER:
+            self._notify()
+        await asyncio.sleep(STEP_S)
+        return await super().step(sequences, version)
+
+
+def prepared(folder: Path) -> Prepared:
+    """A job with rows for each command, as the check would return it."""
+    rows = [task(str(i)) for i in range(6)]
+    spec = job({}, training_file=str(folder / "train.jsonl"))
+    placement = Placement(1, 1, 0, 1, 1, 0, "float32", 8, 0, cast(Offload, "none"), 4096)
+    cluster = ClusterPlan(placement, (), (), (), (), (), (), (), (), ())
+    return Prepared(spec, plan(steps=STEPS, n_epochs=STEPS, eval_interval=STEPS), cluster, 4096, cast(Any, None), rows)
+
+
+async def run_command(command: Command, folder: Path, notify: Callable[[], None]) -> int:
+    """Do the work of a command and return its exit code."""
+    if command == "stuck":
+        with Signals() as signals, signals.graceful(lambda: None):
+            notify()
+            await asyncio.sleep(GIVE_UP_S)
+        return 0
+    if command == "serve":
+        await wait_for_signal(lambda: (print("serving", flush=True), notify())[1])
+        return 0
+    console, path = Console(), folder / "run"
+    with Signals() as signals:
+        view, metrics, kept = LiveView(STEPS, console), MetricsSink(None, path), RunFolder(path)
+        actors: Any = lambda *given: FakeActors(notify)  # noqa: E731
+        run = Run(
+            prepared(folder),
+            *(NOTHING_ALLOWED, None, kept, view, metrics, signals, console, None, False, ["job.yaml"], False),
+            actors=actors,
+        )
+        async with ended_well(run, view, signals):
+            match command:
+                case "train":
+                    await run.train()
+                case "eval":
+                    await run.evaluation("training_file", 2)
+                case "ready":
+                    await run.look(Look(samples=2))
+    return STOPPED if run.outcome == "stopped" else 0
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def stop(command: Command, number: str, outputs: tuple[Output, Output], folder: Path) -> Stopped:
+    """Run a command, send it the signal in the middle of its work, and return how it ended."""
+    folder.mkdir(parents=True)
+    (folder / "train.jsonl").touch()
+    reads, notifies = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reads)
+        _child(command, outputs, folder, notifies)
+    os.close(notifies)
+    os.read(reads, 1)
+    os.close(reads)
+    os.kill(child, signal.Signals[number])
+    deadline = time.monotonic() + GIVE_UP_S
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if command == "stuck":
+            os.kill(child, signal.Signals[number])
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.002)
+    run = RunFolder(folder / "run")
+    saved = [state.step for _, state in Checkpoints(run.checkpoints).all()]
+    outcomes = [event.event.outcome for event in run.events() if isinstance(event.event, JobEnded)]
+    return Stopped(
+        os.waitstatus_to_exitcode(ended[1]),
+        max(saved, default=None),
+        outcomes[-1] if outcomes else None,
+        run.report.exists(),
+        "".join(path.read_text() for path in sorted(folder.glob("*.txt"))),
+    )
+
+
+def _child(command: Command, outputs: tuple[Output, Output], folder: Path, notifies: int) -> NoReturn:
+    """Do as a new process whose standard files are these."""
+    try:
+        for name, file, state in zip(("stdout", "stderr"), (1, 2), outputs, strict=True):
+            _redirect(file, state, folder / f"{name}.txt")
+            stream = None if state == "closed" else open(file, "w", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+        left = [notifies]
+
+        def notify() -> None:
+            while left:
+                os.close(left.pop())
+
+        def work() -> None:
+            raise typer.Exit(asyncio.run(run_command(command, folder, notify)))
+
+        app = typer.Typer()
+        app.callback()(common)
+        app.command(command)(work)
+        main(partial(app, [command]))
+    finally:
+        os._exit(99)
+
+
+def _redirect(file: int, state: Output, path: Path) -> None:
+    os.close(file)
+    if state == "open":
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    elif state == "unread":
+        reads, opened = os.pipe()
+        os.close(reads)
+    else:
+        return
+    if opened != file:
+        os.dup2(opened, file)
+        os.close(opened)
+
+
+if __name__ == "__main__":
+    variants = json.load(sys.stdin)
+    gc.freeze()  # otherwise a collection in a fork copies all memory
+    folder = Path(sys.argv[1])
+    print(json.dumps([asdict(stop(*variant, folder / str(i))) for i, variant in enumerate(variants)]))
