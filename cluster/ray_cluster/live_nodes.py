@@ -43,7 +43,7 @@ def _live(node: Mapping[str, Any], gpu_memory: Any) -> Node:
 def _ask_gpu_memory(node_id: str) -> Any:
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
     # A process of its own: one that goes on to be an actor's must not have looked at GPUs before it is given one.
-    return ray.remote(gpu_memories).options(num_cpus=0, max_calls=1, scheduling_strategy=there).remote()
+    return ray.remote(num_cpus=0, max_calls=1)(gpu_memories).options(scheduling_strategy=there).remote()
 
 
 def _answer(ref: Any) -> int | None:
