@@ -29,6 +29,7 @@ from actors.endpoints.call_errors import HEADERS, CallErrors
 from actors.endpoints.gate import Gate, Permit, RequestEnd, Sockets
 from actors.endpoints.hedging import hedged
 from actors.endpoints.limits import AdaptiveLimit, RateLimit
+from actors.endpoints.proxies import Proxy
 from actors.endpoints.signing import Signer
 from actors.endpoints.stats import EndpointStats, merged
 from actors.endpoints.transport import Reply, Transport, TransportError
@@ -99,13 +100,14 @@ class EndpointClient:
         signer: Signer | None = None,
         keys: str = HEADERS,
         has_answered: bool = False,
+        proxy: Proxy | None = None,
     ) -> None:
         """Make a client; it connects at the first call.
 
         `what` names the endpoint in messages ("tool 'search'"). `failure` is raised when a call finally fails. The
         clients of one process share their `sockets`. Set `hedge_after_s` only if a request may be sent twice.
         A `signer` signs each request. `keys` says where the endpoint's keys are set, and `has_answered` whether the
-        endpoint has answered before in this run.
+        endpoint has answered before in this run. A `proxy` is only for addresses that no job names: it connects to any.
 
         Raises:
             UserError: the URL or a header is invalid.
@@ -128,7 +130,7 @@ class EndpointClient:
         self._hedge_after_s = hedge_after_s
         self._signer = signer
         self._access = AccessHistory(has_answered)
-        self._transport = Transport(url, headers, guard, resolver)
+        self._transport = Transport(url, headers, guard, resolver, proxy)
         self._gate = Gate(
             AdaptiveLimit(endpoint.max_concurrency),
             None if endpoint.rate_limit_per_s is None else RateLimit(endpoint.rate_limit_per_s),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import secrets
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -16,6 +17,7 @@ from pydantic import SecretStr
 
 from actors.endpoints.answer import HttpAnswer
 from actors.endpoints.client import EndpointClient
+from actors.endpoints.proxies import proxy_for
 from actors.runtime.timing import Timing
 from trainer.errors import Discard, GraderFailed
 from trainer.spec.operator.allowed import parse_allowed
@@ -66,14 +68,15 @@ class ModelClient:
         on_no_schemas: OnNoSchemas = warn_once,
         *,
         has_answered: bool = False,
+        environment: Mapping[str, str] = os.environ,
     ) -> None:
-        """Make a client; it connects at the first request.
+        """Make a client; it connects at the first request, through the proxy of the `environment` if there is one.
 
         `on_no_schemas` is called once, if the endpoint turns out not to take JSON schemas. `has_answered`: see
         EndpointClient.
 
         Raises:
-            UserError: the URL or a header is invalid.
+            UserError: the URL, a header or the proxy is invalid.
         """
         self.name = name
         self.by_logprobs = endpoint.scoring == "logprobs"
@@ -81,15 +84,17 @@ class ModelClient:
         self._format: AnswerFormat = endpoint.response_format or "json_schema"
         self._may_fall_back = endpoint.response_format is None
         self._on_no_schemas = on_no_schemas
+        url = model_url(endpoint, path)
         self._client = EndpointClient(
             f"model {name!r}",
-            model_url(endpoint, path),
+            url,
             with_key(endpoint),
             GraderFailed,
             timing,
             allowed_networks=EVERYWHERE,
             keys=f"`headers` or `api_key` of models.{name} in the operator's configuration",
             has_answered=has_answered,
+            proxy=proxy_for(url, environment),
         )
 
     async def ask(self, body: Mapping[str, Any], schema: Mapping[str, Any] | None = None) -> dict[str, Any]:

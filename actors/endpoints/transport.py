@@ -12,6 +12,8 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from actors.endpoints.address_guard import ForbiddenAddress, Guard
+from actors.endpoints.answer import status_text
+from actors.endpoints.proxies import Proxy
 from actors.runtime.keep_alive import set_keep_alive
 from trainer.spec.endpoints import MAX_OUTPUT_BYTES
 
@@ -56,8 +58,16 @@ class TransportError(Exception):
 class Transport:
     """POSTs JSON to one URL."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], guard: Guard, resolver: AbstractResolver | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        guard: Guard,
+        resolver: AbstractResolver | None,
+        proxy: Proxy | None = None,
+    ) -> None:
         self._url = URL(url)
+        self._proxy = proxy
         self._headers = headers
         self._guard = guard
         self._resolver = resolver
@@ -72,7 +82,11 @@ class Transport:
         """
         try:
             async with self._open_session().post(
-                self._url, data=payload, headers=headers, allow_redirects=False
+                self._url,
+                data=payload,
+                headers=headers,
+                allow_redirects=False,
+                proxy=None if self._proxy is None else self._proxy.url,
             ) as response:
                 body, truncated = await _read(response.content, MAX_BODY_BYTES)
                 rate_limited = any(response.headers.get(name) == "0" for name in REMAINING)
@@ -81,7 +95,8 @@ class Transport:
             if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ForbiddenAddress):
                 raise error.os_error from None
             unconnected = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-            raise TransportError(describe(error), not isinstance(error, unconnected)) from None
+            through = "" if self._proxy is None else f" through {self._proxy}"
+            raise TransportError(describe(error) + through, not isinstance(error, unconnected)) from None
 
     async def close(self) -> None:
         """Close the connections; requests in flight fail."""
@@ -131,6 +146,8 @@ async def _read(stream: aiohttp.StreamReader, limit: int) -> tuple[bytes, bool]:
 
 def describe(error: Exception) -> str:
     """What went wrong. Not str(error): some of aiohttp's messages contain the whole URL with its query."""
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        return f"the connection was refused ({status_text(error.status)})"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return "its TLS certificate is not trusted"
     if isinstance(error, aiohttp.ClientConnectorError):

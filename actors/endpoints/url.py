@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from yarl import URL
 
-from trainer.spec.endpoints import Headers
+if TYPE_CHECKING:
+    from trainer.spec.endpoints import Headers  # imports pydantic, which commands that call a server do not need
 
 OUR_HEADERS = frozenset({"content-length", "transfer-encoding", "idempotency-key"})
 MIN_SECRET_CHARS = 6
@@ -16,13 +18,9 @@ MIN_SECRET_CHARS = 6
 
 def endpoint_mistake(url: str, headers: Headers, name: str = "URL") -> str | None:
     """What is wrong with this URL (called `name`) or these headers, without showing a secret; None if nothing is."""
-    try:
-        parsed = URL(url)
-        (parsed.host or "").encode("idna")
-    except ValueError:
-        return f"its {name} is invalid; give one such as http://host:8000/path"
-    if parsed.scheme not in {"http", "https"} or not parsed.host:
-        return f"its {name} must start with http:// or https:// and name a host"
+    if (mistake := url_mistake(url)) is not None:
+        return f"its {name} {mistake}"
+    parsed = URL(url)
     names = {name.lower() for name in headers}
     if names & OUR_HEADERS:
         return f"these headers are set by agent-rft; remove them: {', '.join(sorted(names & OUR_HEADERS))}"
@@ -33,7 +31,28 @@ def endpoint_mistake(url: str, headers: Headers, name: str = "URL") -> str | Non
             return f"the header name {name!r} contains characters that are not allowed in header names"
         if re.search(r"[\x00-\x08\x0a-\x1f\x7f]", value.get_secret_value()):
             return f"the value of the header {name!r} contains control characters (perhaps a line break at its end)"
+        if name.lower() == "authorization" and not value.get_secret_value().isascii():
+            return f"the value of the header {name!r} contains characters that no key has, such as curly quotes"
     return None
+
+
+def url_mistake(url: str) -> str | None:
+    """What is wrong with this URL, as the rest of a sentence about it; None if nothing is."""
+    try:
+        parsed = URL(url)
+        (parsed.host or "").encode("idna")
+    except ValueError:
+        return "is invalid; give one such as http://host:8000/path"
+    if parsed.scheme not in {"http", "https"} or not parsed.host:
+        return "must start with http:// or https:// and name a host"
+    if re.search(r"\s", parsed.host):
+        return "contains white space in its host"
+    return None
+
+
+def base_url_mistake(url: str) -> str | None:
+    """Like `url_mistake`, for a URL to which paths are added: it contains no white space at all."""
+    return "contains white space" if re.search(r"[\s\x00-\x1f\x7f]", url) else url_mistake(url)
 
 
 def safe_url(url: str) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import assert_never
 
 from actors.endpoints.model_client import CHAT, EMBEDDINGS, ModelClients, model_url, with_key
+from actors.endpoints.proxies import proxy_mistake
 from actors.endpoints.signing import Signer
 from actors.endpoints.url import endpoint_mistake
 from actors.graders.base import UNGATED, Grader
@@ -26,6 +26,7 @@ from actors.graders.kinds.text_similarity import TextSimilarity
 from actors.graders.templates import MAX_PLACEHOLDERS, num_placeholders, template_problems
 from actors.grading.slots import InSlot, OncePerSlot, Slot
 from actors.grading.texts import TextPart, TextParts
+from actors.runtime.cores import usable_cores
 from actors.runtime.timing import REAL_TIMING, Timing
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.graders import (
@@ -147,7 +148,7 @@ def _num_workers(spec: MultiGrader) -> int | None:
     num_parts = sum(isinstance(part, PythonGrader) for part in spec.graders.values())
     if num_parts <= MAX_HEAVY:
         return None
-    return max(1, len(os.sched_getaffinity(0)) * MAX_HEAVY // num_parts)
+    return max(1, usable_cores() * MAX_HEAVY // num_parts)
 
 
 # -- what is wrong -----------------------------------------------------------------------------------------------------
@@ -280,7 +281,8 @@ def _model_problems(name: str, path: str, operator: Operator) -> Iterator[Proble
         )
         return
     endpoint = operator.models[entry]
-    if mistake := endpoint_mistake(model_url(endpoint, path), with_key(endpoint).headers, "base_url"):
+    url = model_url(endpoint, path)
+    if mistake := endpoint_mistake(url, with_key(endpoint).headers, "base_url") or proxy_mistake(url):
         remedy = f"correct models.{entry} in the operator's configuration"
         yield Problem("invalid_endpoint", "model", mistake, remedy)
 

@@ -24,6 +24,7 @@ from cluster.stores.model_registry import ModelRegistry
 from cluster.stores.secrets import CannotOpen, SecretBox
 from trainer.spec.job import FILES, JobSpec
 from trainer.spec.kept import without_todays_bounds
+from trainer.spec.keys import variable
 from trainer.spec.operator.config_file import load_operator
 
 SETTINGS_FILE = "driver.json"
@@ -56,7 +57,7 @@ class DriverSettings:
 
     def ray_address(self) -> str | None:
         """The cluster's address; Ray passes it to its jobs as an environment variable."""
-        return os.environ.get("RAY_ADDRESS") or self.address
+        return variable(os.environ, "RAY_ADDRESS") or self.address
 
     def blobs(self) -> Blobs:
         """Where the bytes of files are stored."""

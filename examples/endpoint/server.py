@@ -14,7 +14,7 @@ app = FastAPI()
 
 @app.post("/tools/add")
 async def add(call: dict[str, Any], authorization: str = Header("")) -> dict[str, str]:
-    token = os.environ.get("TOKEN")
+    token = os.environ.get("TOKEN", "").strip()
     if token and authorization != f"Bearer {token}":
         raise HTTPException(401)  # a configuration error: the job stops and names this endpoint
     try:

@@ -124,7 +124,7 @@ def main() -> None:
     options = parser.parse_args()
     if (options.latency_median_s is None) != (options.latency_p99_s is None):
         parser.error("--latency-median-s and --latency-p99-s must be given together")
-    token = os.environ.get(TOKEN_VARIABLE) or None
+    token = os.environ.get(TOKEN_VARIABLE, "").strip() or None
     if token is None and not _is_local(options.host):
         sys.exit(f"set {TOKEN_VARIABLE} to the token that callers must send: {options.host} is not this machine alone")
     latency = None

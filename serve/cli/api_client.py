@@ -8,15 +8,16 @@ api_key: ...}`. OPENAI_API_KEY goes to OPENAI_BASE_URL only, and no other key of
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
 import httpx
 import yaml
 
+from actors.endpoints.blocking_client import Setting, Unreachable, client_at, in_our_words
 from trainer.errors import RftError, UserError
 
-PROFILES = Path("~/.config/agent-rft/profiles.yaml")
 TIMEOUT = httpx.Timeout(60.0, write=600.0)
 PAGE = 100
 
@@ -36,25 +37,42 @@ def client_of(
     """Returns a client of the configured server.
 
     Raises:
-        UserError: no server or no key is configured.
+        UserError: no server or no key is configured, or one of them or the proxy is not valid.
     """
     known = profiles_of(profiles)
     chosen = known.get(profile) or {}
     if profile != "default" and not chosen:
         raise UserError(f"no profile {profile!r} in {profiles}; existing profiles: {', '.join(known) or 'none'}")
 
-    ours = {name: environment.get(f"AGENT_RFT_{name.upper()}") or chosen.get(name) for name in ("base_url", "api_key")}
-    theirs = environment.get("OPENAI_BASE_URL"), environment.get("OPENAI_API_KEY")
-    url, key = base_url or environment.get("AGENT_RFT_BASE_URL"), ours["api_key"]
-    if not url and theirs[0]:
-        url, key = theirs
-    url, key = url or ours["base_url"], api_key or key
-    if not url:
+    def first(*found: Setting | None) -> Setting | None:
+        return next((setting for setting in found if setting is not None), None)
+
+    def variable(name: str) -> Setting | None:
+        return _setting(environment.get(name), name)
+
+    def chosen_setting(name: str) -> Setting | None:
+        return _setting(chosen.get(name), f"{name} of the profile {profile!r} in {profiles}")
+
+    theirs = variable("OPENAI_BASE_URL")
+    url = first(_setting(base_url, "--base-url"), variable("AGENT_RFT_BASE_URL"), theirs, chosen_setting("base_url"))
+    if url is None:
         raise UserError(f"no server is configured: give --base-url, AGENT_RFT_BASE_URL, or base_url in {profiles}")
-    if not key:
-        variable = "OPENAI_API_KEY" if url == theirs[0] else "AGENT_RFT_API_KEY"
-        raise UserError(f"no API key is configured: give --api-key, {variable}, or api_key in {profiles}")
-    return httpx.Client(base_url=str(url), headers={"Authorization": f"Bearer {key}"}, timeout=timeout)
+    name, other = ("OPENAI_API_KEY", None) if url is theirs else ("AGENT_RFT_API_KEY", chosen_setting("api_key"))
+    key = first(_setting(api_key, "--api-key"), variable(name), other)
+    if key is None:
+        raise UserError(f"no API key is configured: give --api-key, {name}, or api_key in {profiles}")
+    return client_at(url, key, environment, timeout)
+
+
+def _setting(value: object, source: str) -> Setting | None:
+    """The value without the white space around it; None if there is none."""
+    text = "" if value is None else str(value).strip()
+    return Setting(text, source) if text else None
+
+
+def profiles_file() -> Path:
+    """Returns the path of the profiles; where the user has no home, it begins with a tilde and does not exist."""
+    return Path(expanduser("~/.config/agent-rft/profiles.yaml"))
 
 
 def profiles_of(path: Path) -> dict[str, dict[str, Any]]:
@@ -82,11 +100,15 @@ def ask(client: httpx.Client, method: str, path: str, **options: Any) -> dict[st
         UserError: the request was refused.
     """
     try:
-        answer = client.request(method, path, **options)
-    except httpx.TransportError as error:
-        raise NoAnswer(f"the server at {client.base_url} does not answer: {error}") from None
+        with in_our_words(client):
+            answer = client.request(method, path, **options)
+    except Unreachable as error:
+        raise NoAnswer(f"the server at {error.why}") from None
     check(answer)
-    body: dict[str, Any] = answer.json()
+    try:
+        body: dict[str, Any] = answer.json()
+    except ValueError:
+        raise UserError(f"HTTP {answer.status_code}: {_is_another(answer)}") from None
     return body
 
 
@@ -105,12 +127,33 @@ def check(answer: httpx.Response) -> None:
         place = f"{error['param']}: " if error.get("param") else ""
         text = f"{place}{error['message']}" + (f" [{error['code']}]" if error.get("code") else "")
     except (ValueError, KeyError, TypeError):
-        where = answer.request.url.copy_with(query=None)
-        text = (
-            f"{answer.reason_phrase}: {where} does not answer as this API does; check the base URL, which ends with /v1"
-        )
+        text = f"{answer.reason_phrase}: {_is_another(answer)}"
     later = answer.is_server_error or answer.status_code == httpx.codes.TOO_MANY_REQUESTS
     raise (NoAnswer if later else UserError)(f"HTTP {answer.status_code}: {text}")
+
+
+def _is_another(answer: httpx.Response) -> str:
+    where = answer.request.url.copy_with(query=None, username=None, password=None)
+    return f"{where} does not answer as this API does; check the base URL, which ends with /v1"
+
+
+def download(client: httpx.Client, path: str, out: Path) -> None:
+    """Writes the body of a successful response to the file `out`, which is replaced.
+
+    Raises:
+        NoAnswer: the server is unreachable, failed or is rate limiting.
+        UserError: the request was refused, or the file cannot be written.
+    """
+    try:
+        with in_our_words(client), client.stream("GET", path) as answer:
+            check(answer)
+            with out.open("wb") as file:
+                for chunk in answer.iter_bytes():
+                    file.write(chunk)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror}") from None
+    except Unreachable as error:
+        raise NoAnswer(f"the server at {error.why}") from None
 
 
 def pages(

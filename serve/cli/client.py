@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
+from os.path import expanduser
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from serve.cli.api_client import PROFILES, ask, check, client_of, pages, upload
+from serve.cli.api_client import ask, client_of, download, pages, profiles_file, upload
 from serve.cli.completion import file_ids, job_ids, profile_names
 from trainer.errors import RftError, UserError
 
@@ -72,7 +73,7 @@ def connect(
 ) -> None:
     """Say how to connect to the server. Commands do it when they run, so that their --help needs no server."""
     if context.obj is None:
-        context.obj = partial(client_of, base_url, api_key, profile, os.environ, PROFILES.expanduser())
+        context.obj = partial(client_of, base_url, api_key, profile, os.environ, profiles_file())
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -105,11 +106,7 @@ def download_file(
     path: Annotated[Path, typer.Argument(help="where to write it; an existing file is replaced")],
 ) -> None:
     """Write the content of a file, such as a job's result file, to PATH."""
-    with context.obj().stream("GET", f"/files/{file_id}/content") as answer:
-        check(answer)
-        with path.open("wb") as out:
-            for chunk in answer.iter_bytes():
-                out.write(chunk)
+    download(context.obj(), f"/files/{file_id}/content", path)
 
 
 @files.command("delete")
@@ -143,11 +140,11 @@ def create_job(
     if not isinstance(body, dict):
         raise UserError(f"{request} is not a valid request: give model, training_file and method")
     for key in FILES:
-        if isinstance(body.get(key), str) and (path := request.parent / body[key]).exists():
+        if isinstance(body.get(key), str) and (path := request.parent / expanduser(body[key])).exists():
             body[key] = upload(client, path, "fine-tune")["id"]
     match body.get("model_options"):
         case {"chat_template": str(template), **options} if not is_template(template):
-            body["model_options"] = options | {"chat_template": _template(request.parent / template)}
+            body["model_options"] = options | {"chat_template": _template(request.parent / expanduser(template))}
     made = ask(client, "POST", "/fine_tuning/jobs", json=body)
     _show(made, as_json, lambda job: job["id"])
     if follow:

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import typer
 
-from serve.cli.api_client import PROFILES, client_of, pages, profiles_of
+from serve.cli.api_client import client_of, pages, profiles_file, profiles_of
 from trainer.errors import RftError
 
 ANSWER_S = 1.0
@@ -36,7 +36,7 @@ Offers = list[tuple[str, str]]
 def profile_names() -> list[str]:
     """The names in profiles.yaml."""
     try:
-        return [name for name in profiles_of(PROFILES.expanduser()) if _SAFE.fullmatch(str(name))]
+        return [name for name in profiles_of(profiles_file()) if _SAFE.fullmatch(str(name))]
     except RftError:
         return []
 
@@ -95,7 +95,7 @@ def _listed(context: typer.Context, path: str) -> list[dict[str, Any]]:
     options = context.parent.params if context.parent else {}
     server = options.get("base_url"), options.get("api_key"), options.get("profile") or "default"
     try:
-        with client_of(*server, os.environ, PROFILES.expanduser(), httpx.Timeout(ANSWER_S)) as client:
+        with client_of(*server, os.environ, profiles_file(), httpx.Timeout(ANSWER_S)) as client:
             return list(pages(client, path, MAX_OFFERED))
     except (RftError, httpx.HTTPError, httpx.InvalidURL, LookupError, TypeError, ValueError):
         return []

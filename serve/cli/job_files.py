@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,11 +16,19 @@ if TYPE_CHECKING:
     from trainer.spec.job import JobSpec
     from trainer.spec.operator.config import Operator
 
+
+def stripped(value: str | None) -> str | None:
+    """Return an option, which may come from the environment, without the white space around it; None if it is empty."""
+    return (value or "").strip() or None
+
+
 JobFile = Annotated[Path, typer.Argument(help="the job, YAML or JSON; ${NAME} is taken from the environment")]
 ClusterAddress = Annotated[
     str | None,
     typer.Option(
-        help="a running Ray cluster, HOST:PORT or auto (default: one of this machine only)", envvar="RAY_ADDRESS"
+        help="a running Ray cluster, HOST:PORT or auto (default: one of this machine only)",
+        envvar="RAY_ADDRESS",
+        callback=stripped,
     ),
 ]
 ConfigFile = Annotated[
@@ -62,7 +71,7 @@ def read_job_file(
     from cluster.preflight.job_endpoints import allow_own_endpoints
     from cluster.preflight.static import invalid_job, static_problems
 
-    job = job if model is None else job.model_copy(update={"model": model})
+    job = job if model is None else job.model_copy(update={"model": expanduser(model)})
     operator = allow_own_endpoints(operator, job, address)
     if problems := [*problems, *static_problems(job, operator)]:
         with job_lines(path):

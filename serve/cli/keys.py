@@ -20,6 +20,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from serve.cli.completion import scopes
+from serve.cli.job_files import stripped
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys o
 
 Folder = Annotated[Path, typer.Option(help="the folder that holds the server's state", envvar="AGENT_RFT_FOLDER")]
 DatabaseUrl = Annotated[
-    str | None, typer.Option(help="postgresql://... (default: a file in the folder)", envvar="AGENT_RFT_DATABASE")
+    str | None,
+    typer.Option(
+        help="postgresql://... (default: a file in the folder)", envvar="AGENT_RFT_DATABASE", callback=stripped
+    ),
 ]
 DEFAULT_FOLDER = Path("agent-rft-server")
 

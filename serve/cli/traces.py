@@ -16,7 +16,7 @@ from rich.console import Console
 
 from cluster.records.wanted import Ended, Wanted
 from serve.cli import completion
-from serve.cli.api_client import PROFILES, client_of, pages
+from serve.cli.api_client import client_of, pages, profiles_file
 from serve.cli.client import BaseUrl, Key, Profile
 from trainer.errors import UserError
 
@@ -99,7 +99,7 @@ def traces_command(
     if (folder := Path(run)).exists() or not re.fullmatch(r"ftjob-[\w-]+", run):
         source = LocalTraces(folder)
     else:
-        source = ServerTraces(client_of(base_url, api_key, profile, os.environ, PROFILES.expanduser()), run)
+        source = ServerTraces(client_of(base_url, api_key, profile, os.environ, profiles_file()), run)
     if compare is not None:
         _compare(source, wanted, *compare)
         return

@@ -49,7 +49,7 @@ class ServerLog(logging.Handler):
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES, environment: Mapping[str, str] = os.environ) -> None:
         super().__init__(logging.WARNING)
         self._lines = BoundedLog(path, max_bytes)
-        values = {value for name, value in environment.items() if _SECRET_NAME.search(name)}
+        values = {value.strip() for name, value in environment.items() if _SECRET_NAME.search(name)}
         # The longest first, because a value may contain another.
         self._values = sorted((value for value in values if len(value) >= MIN_SECRET_CHARS), key=len, reverse=True)
 

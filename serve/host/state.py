@@ -27,6 +27,7 @@ from cluster.stores.private_folder import make_private
 from cluster.stores.secrets import KEY_FILE, SecretBox
 from cluster.stores.sessions import SessionStore
 from trainer.errors import UserError
+from trainer.spec.keys import variable
 from trainer.spec.operator.config import Operator
 
 SWEEP_S = 600.0
@@ -53,8 +54,8 @@ class StateLocations:
         """Reads the locations from the environment, else from the folder, where `save` wrote them."""
         path = folder / LOCATIONS_FILE
         saved = json.loads(path.read_text()) if path.exists() else {}
-        database = environment.get(DATABASE_VARIABLE) or saved.get("database")
-        return cls(folder, database, environment.get(FILES_VARIABLE) or saved.get("files"))
+        database = variable(environment, DATABASE_VARIABLE) or saved.get("database")
+        return cls(folder, database, variable(environment, FILES_VARIABLE) or saved.get("files"))
 
     def save(self) -> None:
         """Writes the locations to the folder, readable only by its owner: a URL may contain a password."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import random
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,10 +20,12 @@ import httpx
 from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_type, stop_after_attempt
 
 from actors.endpoints.answer import cut, retry_after_s, status_text
+from actors.endpoints.blocking_client import Setting, Unreachable, client_at, in_our_words
 from actors.endpoints.url import safe_url, scrub
 from serve.importing.source import MAX_BODY_BYTES, MAX_CHECKPOINTS, MAX_EVENTS, MAX_FILE_BYTES, parsed
 from serve.importing.wire import Listed, WireCheckpoint, WireEvent, WireJob, WirePage
 from trainer.errors import RftError, UserError
+from trainer.spec.keys import variable
 
 OPENAI = "https://api.openai.com/v1"
 TIMEOUT = httpx.Timeout(60.0)
@@ -148,11 +149,10 @@ class ApiSource:
     @contextmanager
     def _answer(self, path: str, params: Mapping[str, str | int]) -> Iterator[httpx.Response]:
         try:
-            with self._client.stream("GET", path, params=dict(params)) as answer:
+            with in_our_words(self._client), self._client.stream("GET", path, params=dict(params)) as answer:
                 yield answer
-        except httpx.RequestError as error:
-            why = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
-            raise NoAnswer(f"{self._where} does not answer: {why}") from None
+        except Unreachable as error:
+            raise NoAnswer(error.why) from None
 
     def _check(self, answer: httpx.Response, path: str) -> None:
         """Raise what an answer without success means."""
@@ -195,20 +195,18 @@ def client_of(base_url: str | None, environment: Mapping[str, str]) -> tuple[htt
     """A client as OpenAI's SDK would make it from the environment, and its key.
 
     Raises:
-        UserError: There is no key.
+        UserError: There is no key, or it, the URL, an account header or the proxy is not valid.
     """
-    key = environment.get("OPENAI_API_KEY")
-    if not key:
+    key = variable(environment, "OPENAI_API_KEY")
+    if key is None:
         raise UserError("OPENAI_API_KEY is not set: export OPENAI_API_KEY=... of the account that has the job")
-    headers = {"Authorization": f"Bearer {key}"}
-    headers |= {header: value for name, header in ACCOUNT_HEADERS.items() if (value := environment.get(name))}
-    url = base_url or environment.get("OPENAI_BASE_URL") or OPENAI
-    if not url.startswith(("https://", "http://")):
-        raise UserError(f"the base URL {url!r} must start with https://, such as {OPENAI}")
-    try:
-        return httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT), key
-    except (httpx.InvalidURL, ValueError):  # a header that is not ASCII, as a key pasted with a dash or quotes
-        raise UserError("the base URL or OPENAI_API_KEY is not valid: it may have been pasted incompletely") from None
+    names = {header: (variable(environment, name), name) for name, header in ACCOUNT_HEADERS.items()}
+    headers = {header: Setting(value, name) for header, (value, name) in names.items() if value is not None}
+    found = variable(environment, "OPENAI_BASE_URL")
+    url = Setting(OPENAI, "the default URL") if found is None else Setting(found, "OPENAI_BASE_URL")
+    if base_url is not None:
+        url = Setting(base_url.strip(), "--base-url")
+    return client_at(url, Setting(key, "OPENAI_API_KEY"), environment, TIMEOUT, headers), key
 
 
 def one_line(text: str) -> str:

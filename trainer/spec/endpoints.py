@@ -6,12 +6,38 @@ The docstring below a setting is its description everywhere: in the manual, in J
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
-Headers = dict[str, SecretStr]
+from trainer.spec.keys import KEY_REMEDY, key_mistake
+
+
+def _stripped(secret: SecretStr) -> SecretStr:
+    return SecretStr(secret.get_secret_value().strip())
+
+
+def _is_a_key(key: SecretStr) -> SecretStr:
+    if (mistake := key_mistake(key.get_secret_value())) is not None:
+        raise PydanticCustomError("value_error", "{mistake}", {"mistake": mistake, "remedy": KEY_REMEDY})
+    return key
+
+
+def _without_white_space(url: str) -> str:
+    if re.search(r"\s", url.strip()):
+        raise PydanticCustomError("value_error", "contains white space", {"remedy": "remove it"})
+    return url.strip()
+
+
+BaseUrl = Annotated[str, AfterValidator(_without_white_space)]
+"""The address of a server of the operator's."""
+SecretText = Annotated[SecretStr, AfterValidator(_stripped)]
+"""A secret without the white space around it, such as the line break of the file that it was read from."""
+Key = Annotated[SecretText, AfterValidator(_is_a_key)]
+"""A key that is sent in a header."""
+Headers = dict[str, SecretText]
 MOST = 1_000_000_000
 """Bound of counts that have no narrower one: far more than anybody means, and few enough to compute with."""
 Positive = Annotated[int, Field(ge=1, le=MOST)]

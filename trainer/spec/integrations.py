@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, SecretStr, field_validator
 from pydantic_core import PydanticCustomError
 
-from trainer.spec.endpoints import Strict
+from trainer.spec.endpoints import BaseUrl, Key, SecretText, Strict
 
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 
@@ -82,9 +82,9 @@ Integrations = Annotated[tuple[Integration, ...], Field(max_length=8), AfterVali
 class WandbAccess(Strict):
     """How runs reach Weights & Biases."""
 
-    api_key: SecretStr | None = None
+    api_key: Key | None = None
     """The key, written as `${NAME}`; null: only `offline` works."""
-    base_url: str | None = None
+    base_url: BaseUrl | None = None
     """URL of a server of your own; null: that of Weights & Biases."""
     offline: bool = False
     """Send nothing: the files are written to the run's folder, and `wandb sync` uploads them later."""
@@ -93,10 +93,10 @@ class WandbAccess(Strict):
 class MlflowAccess(Strict):
     """How runs reach MLflow."""
 
-    tracking_uri: SecretStr
+    tracking_uri: SecretText
     """URI of the tracking server, such as `https://mlflow.example.com`, with credentials if it wants a name and a
     password; or a database or folder, such as `sqlite:////data/mlflow.db`."""
-    token: SecretStr | None = None
+    token: Key | None = None
     """Token, sent as `Authorization: Bearer`, written as `${NAME}`; null: none is sent."""
 
     @field_validator("tracking_uri")

@@ -40,7 +40,7 @@ _ANY = "*"
 """Any index of a list."""
 _MIN_SIMILARITY = 0.75
 """From this difflib ratio on, an unknown key counts as a misspelling of a known one."""
-_SECRETS = {"headers", "api_key", "signing_secret"}
+_SECRETS = {"headers", "api_key", "signing_secret", "token", "tracking_uri"}
 _OF_KEYS = {"invalid_extra_forbidden", "truncated_sampling"}
 """Mistakes of a key, whatever its value is."""
 _EXPECTED = {
@@ -285,7 +285,7 @@ class Variables:
         if name not in self._environment:
             self.missing.append((path, name))
             return ""
-        self._used[name] = self._environment[name]
+        self._used[name] = self._environment[name].strip()  # files and secrets end with a line break
         return self._used[name]
 
     def hide(self, text: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import math
-import os
 import secrets
 import time
 import warnings
@@ -20,6 +19,7 @@ from typing import Any
 
 from actors.endpoints.body import json_body
 from actors.graders.base import outside
+from actors.runtime.cores import usable_cores
 from actors.sandbox import frames
 from actors.sandbox.start import (
     MEMORY_EXIT,
@@ -64,7 +64,7 @@ class PythonGrade:
         self._limits = limits or SandboxLimits()
         self._start_s = start_s
         self.ahead = ahead
-        self._idle = [_Slot(self) for _ in range(num_workers or len(os.sched_getaffinity(0)))]
+        self._idle = [_Slot(self) for _ in range(num_workers or usable_cores())]
         self._slots = tuple(self._idle)
         self._free = asyncio.Semaphore(len(self._idle))
         self._closed = False

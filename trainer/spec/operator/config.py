@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import Field, PrivateAttr, SecretStr
+from pydantic import Field, PrivateAttr
 
-from trainer.spec.endpoints import Endpoint, Headers, Positive, Strict
+from trainer.spec.endpoints import BaseUrl, Endpoint, Headers, Key, Positive, Strict
 from trainer.spec.integrations import IntegrationAccess
 from trainer.spec.operator.allowed import Allowed, AllowedEntry
 
@@ -19,10 +19,10 @@ AnswerFormat = Literal["json_schema", "json_object", "none"]
 class ModelEndpoint(Endpoint):
     """An OpenAI-compatible endpoint that serves a judge or an embedding model."""
 
-    base_url: str
+    base_url: BaseUrl
     """URL of an OpenAI-compatible server, up to and including `/v1`. It may be a private address: `allowed_networks` is
     for what jobs name."""
-    api_key: SecretStr | None = None
+    api_key: Key | None = None
     """API key, sent as `Authorization: Bearer`; write it as `${NAME}`; null: no key is sent."""
     model: str | None = None
     """The model's name at that server; by default the name that it has in `models`."""
@@ -122,7 +122,7 @@ class RecordLimits(Strict):
 class TraceSettings(Strict):
     """Traces of rollouts, for an OpenTelemetry collector."""
 
-    endpoint: str
+    endpoint: BaseUrl
     """URL that takes traces by OTLP over HTTP, such as `http://collector:4318/v1/traces`."""
     headers: Headers = Field(default_factory=dict)
     """HTTP headers sent with them, such as `Authorization: Bearer ${TRACES_KEY}`."""

@@ -317,7 +317,9 @@ def test_retry_after(value: str, seconds: float | None) -> None:
         ("http://host/", {"X Key": SECRET}, "'X Key'"),
         ("http://host/", {"Content-Length": "3"}, "content-length"),
         (f"http://me:{SECRET}@host/", {"authorization": SECRET}, "only one of them"),
-        ("http://host/", {"X-Key": SECRET + "\n"}, "'X-Key' contains control characters"),
+        ("http://host/", {"X-Key": f"a\n{SECRET}"}, "'X-Key' contains control characters"),
+        ("http://host/", {"Authorization": f"Bearer “{SECRET}”"}, "'Authorization' contains characters that no key"),
+        ("http://ho st/", {}, "white space in its host"),
     ],
 )
 def test_invalid_urls_and_headers_are_rejected_before_any_call(url: str, headers: dict[str, str], mistake: str) -> None:

@@ -16,7 +16,7 @@ from cluster.stores.blobs import FolderBlobs
 from cluster.stores.file_store import FileStore
 from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import JobError
-from serve.cli.api_client import NoAnswer, check, client_of
+from serve.cli.api_client import NoAnswer, ask, check, client_of
 from serve.cli.main import app as cli
 from serve.routes import files, fine_tuning
 from tests.support.api import sync_client_of
@@ -140,6 +140,41 @@ def test_an_unset_variable_of_a_request_is_named(run: Run, tmp_path: Path) -> No
     (tmp_path / "job.yaml").write_text(JOB.format(file="file-1").replace("gpt-5", "${NOT_SET_HERE}"))
     refused = run("jobs", "create", tmp_path / "job.yaml")
     assert "${NOT_SET_HERE} is not set" in str(refused.exception)
+
+
+@pytest.mark.parametrize("source", ["--api-key", "AGENT_RFT_API_KEY", "OPENAI_API_KEY", "api_key of the profile"])
+def test_a_key_is_used_without_white_space_and_refused_without_being_shown(source: str, tmp_path: Path) -> None:
+    profiles = tmp_path / "profiles.yaml"
+    base = "OPENAI_BASE_URL" if source.startswith("OPENAI") else "AGENT_RFT_BASE_URL"
+
+    def found(key: str) -> str:
+        profiles.write_text(json.dumps({"default": {"api_key": key}} if "profile" in source else {}))
+        option = key if source == "--api-key" else None
+        environment = {base: "http://host/v1\n", source: key}
+        with client_of(None, option, "default", environment, profiles) as client:
+            assert str(client.base_url) == "http://host/v1/"
+            return client.headers["Authorization"]
+
+    assert found("sk-secret\n") == "Bearer sk-secret"
+    for wrong in ("“sk-secret”", "sk-\nsecret", '"sk-secret"'):
+        with pytest.raises(UserError, match=f"^{source}.*: copy the key again") as error:
+            found(wrong)
+        assert "secret" not in str(error.value)
+
+
+def test_an_answer_that_is_not_json_names_the_base_url() -> None:
+    page = httpx.MockTransport(lambda request: httpx.Response(200, html="<p>hello"))
+    said = "http://host/models does not answer as this API does; check the base URL"
+    with httpx.Client(base_url="http://host", transport=page) as client, pytest.raises(UserError, match=said):
+        ask(client, "GET", "/models")
+
+
+def test_an_id_with_characters_that_cannot_be_sent_is_refused() -> None:
+    with (
+        httpx.Client(base_url="http://host") as client,
+        pytest.raises(UserError, match="characters that cannot be sent"),
+    ):
+        ask(client, "GET", "/fine_tuning/jobs/ftjob\n1")
 
 
 def test_the_server_is_found_by_options_then_environment_then_profile(tmp_path: Path) -> None:

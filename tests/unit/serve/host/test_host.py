@@ -172,7 +172,7 @@ def test_state_locations_come_from_the_environment_or_a_file_that_only_its_owner
     assert (tmp_path / "places.json").stat().st_mode & 0o777 == 0o600
     StateLocations(tmp_path).save()
     assert StateLocations.of_folder(tmp_path, {}) == StateLocations(tmp_path)
-    environment = {"AGENT_RFT_DATABASE": "postgresql://other", "AGENT_RFT_FILES": "gs://bucket"}
+    environment = {"AGENT_RFT_DATABASE": "postgresql://other\n", "AGENT_RFT_FILES": "gs://bucket\n"}
     assert StateLocations.of_folder(tmp_path, environment) == StateLocations(
         tmp_path, "postgresql://other", "gs://bucket"
     )

@@ -101,15 +101,20 @@ def test_an_api_that_is_not_there_is_named(tmp_path: Path) -> None:
     ("environment", "said"),
     [
         ({}, "export OPENAI_API_KEY"),
-        ({"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "api.openai.com"}, "must start with https://"),
-        ({"OPENAI_API_KEY": "“sk”"}, "pasted"),
+        ({"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "api.openai.com"}, "OPENAI_BASE_URL must start with http://"),
+        ({"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "https://a/v 1"}, "OPENAI_BASE_URL contains white space"),
+        ({"OPENAI_API_KEY": "“sk”"}, "OPENAI_API_KEY contains .* curly quotes: copy the key again"),
+        ({"OPENAI_API_KEY": "k", "OPENAI_ORG_ID": "org\n1"}, "OPENAI_ORG_ID contains a line break"),
+        ({"OPENAI_API_KEY": "k", "ALL_PROXY": "socks5://p:1080"}, "ALL_PROXY is a socks5:// proxy"),
     ],
 )
 def test_the_environment_is_read_as_the_sdk_does(environment: dict[str, str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         client_of(None, environment)
 
-    client, _ = client_of(None, {"OPENAI_API_KEY": KEY, "OPENAI_ORG_ID": "org-1", "OPENAI_PROJECT_ID": "proj-1"})
+    set_by_files = {"OPENAI_API_KEY": f"{KEY}\n", "OPENAI_ORG_ID": "org-1\n", "OPENAI_PROJECT_ID": "proj-1\r\n"}
+    client, key = client_of(None, set_by_files)
+    assert key == KEY
     known = openai.OpenAI(api_key=KEY, organization="org-1", project="proj-1", base_url=None)
     with client, known:
         pass

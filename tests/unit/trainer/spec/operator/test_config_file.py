@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from trainer.errors import InvalidJob, Problem
+from trainer.spec.keys import KEY_REMEDY
 from trainer.spec.operator.config import NOTHING_ALLOWED
 from trainer.spec.operator.config_file import load_operator
 
@@ -69,6 +71,27 @@ def test_a_mistake_names_its_field_and_line(tmp_path: Path, text: str, field: st
     (problem,) = problems_of(tmp_path, text)
     assert (problem.field, problem.line, problem.code) == (field, line, code)
     assert problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("models.judge.api_key", "models: {judge: {base_url: http://a/v1, api_key: '{}'}}"),
+        ("integrations.wandb.api_key", "integrations: {wandb: {api_key: '{}'}}"),
+        ("integrations.mlflow.token", "integrations: {mlflow: {tracking_uri: http://a, token: '{}'}}"),
+    ],
+)
+def test_a_key_that_cannot_be_sent_is_refused_without_being_shown(field: str, text: str, tmp_path: Path) -> None:
+    config = tmp_path / "operator.yaml"
+    for key, mistake in (("“sk-secret”", "curly quotes"), ('"sk-secret"', "is in quotes"), ("a sk-secret", "a blank")):
+        config.write_text(text.replace("'{}'", json.dumps(key)))
+        with pytest.raises(InvalidJob) as error:
+            load_operator(config, environment={})
+        (problem,) = error.value.problems
+        assert (problem.field, problem.remedy) == (field, KEY_REMEDY)
+        assert mistake in problem.message and "secret" not in str(error.value)
+    config.write_text(text.replace("'{}'", json.dumps("sk-1\n")))
+    assert load_operator(config, environment={}) != NOTHING_ALLOWED
 
 
 def test_no_key_is_shown(tmp_path: Path) -> None:
