@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import tempfile
 import threading
 import time
@@ -28,6 +27,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from actors.runtime.recorder import Recorder
+from actors.runtime.temporary import make_own_folder
 from trainer.errors import UserError
 
 DEFAULT_PORT = 9464
@@ -128,7 +128,7 @@ class Telemetry:
             while True:
                 ended = self._ended.is_set()
                 with suppress(OSError, RuntimeError):  # the disk is full; a source's dict changed during iteration
-                    _make_own_folder(self._address.folder)
+                    make_own_folder(self._address.folder)
                     self._take_port()
                     self._write()
                 if ended:
@@ -223,18 +223,6 @@ def remove_old(folder: Path, now: float) -> None:
         with suppress(OSError):  # another process removes them too
             if now - path.stat().st_mtime >= KEPT_S:
                 path.unlink()
-
-
-def _make_own_folder(folder: Path) -> None:
-    """Create the folder if it is missing.
-
-    Raises:
-        OSError: it belongs to another user.
-    """
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to another user")
 
 
 class _Port(ThreadingHTTPServer):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from os.path import expanduser
 from pathlib import Path
 
 from ray._private import ray_constants
+
+from trainer.errors import UserError
 
 TOKEN_FILE = Path(".ray") / "auth_token"
 """Where Ray looks for its token, below the user's home."""
@@ -32,13 +35,20 @@ def on_the_loopback() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def keep_token_private(home: Path | None = None) -> None:
+def keep_token_private(home: str | None = None, environment: Mapping[str, str] = os.environ) -> None:
     """Make sure that only the user reads Ray's token: a local run would make one that everybody may read.
 
-    What is not possible is left to Ray, whose error says which file it could not write.
+    Raises:
+        UserError: The token is to be in the user's home, and there is none, or it cannot be written.
     """
-    path = (home or Path.home()) / TOKEN_FILE
-    with suppress(OSError):
+    if environment.get("RAY_AUTH_MODE") == "disabled" or "RAY_AUTH_TOKEN" in environment:
+        return
+    home = expanduser("~") if home is None else home
+    path = Path(home) / TOKEN_FILE
+    remedy = "set HOME to a folder that you can write, for the files of Ray and vLLM"
+    if not path.is_absolute():
+        raise UserError(f"this user has no home folder: {remedy}")
+    try:
         if path.exists():
             if path.stat().st_mode & 0o077:
                 path.chmod(0o600)
@@ -47,4 +57,7 @@ def keep_token_private(home: Path | None = None) -> None:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix="auth_token.") as file:  # with mode 0600
             file.write(secrets.token_hex(32))
             file.flush()
-            os.link(file.name, path)
+            with suppress(FileExistsError):  # another command was faster
+                os.link(file.name, path)
+    except OSError as error:
+        raise UserError(f"Ray's token {path} cannot be kept: {error.strerror}; {remedy}") from None

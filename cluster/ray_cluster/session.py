@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -22,7 +22,9 @@ import psutil
 import ray
 from ray.dashboard.utils import ray_address_to_api_server_url
 
+from actors.runtime.cores import usable_cores
 from actors.runtime.exporter import HOST as METRICS_HOST
+from actors.runtime.temporary import short_temporary_folder
 from cluster.planning.nodes import Node
 from cluster.ray_cluster.live_nodes import live_nodes
 from cluster.ray_cluster.loopback import LOOPBACK_ONLY, keep_token_private, on_the_loopback
@@ -62,28 +64,29 @@ def ray_session(address: str | None) -> Iterator[list[Node]]:
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)
-    if address is None:
-        keep_token_private()
     # `log_to_driver=False` keeps the raylet's messages about each process that died; we report those that matter.
     ray._private.worker._worker_logs_enabled = False
-    if address is None:
-        os.environ.setdefault(NICENESS, "0")
-    else:
+    if address is not None:
         _look_for(address)
-    with on_the_loopback() if address is None else nullcontext():
+        yield from _session(address)
+        return
+    keep_token_private()
+    os.environ.setdefault(NICENESS, "0")
+    with short_temporary_folder(), on_the_loopback():
         yield from _session(address)
 
 
 def _session(address: str | None) -> Iterator[list[Node]]:
     try:
-        ray.init(
-            address=address or "local",
-            include_dashboard=False if address is None else None,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            configure_logging=False,
-            **({} if address else {"num_cpus": os.cpu_count()}),
-        )
+        with _children_without_hangups():
+            ray.init(
+                address=address or "local",
+                include_dashboard=False if address is None else None,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                configure_logging=False,
+                **({} if address else {"num_cpus": usable_cores()}),
+            )
     except Exception as error:  # Ray raises bare ones
         if address is not None:
             raise _no_cluster(address, str(error), TOKEN_REMEDY) from error
@@ -92,6 +95,20 @@ def _session(address: str | None) -> Iterator[list[Node]]:
         yield live_nodes()
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _children_without_hangups() -> Iterator[None]:
+    """Within the block, block SIGHUP: child processes inherit that.
+
+    A terminal that is gone sends it to all processes of a local cluster, which would end before their run has saved a
+    checkpoint. Ray itself does the same with SIGINT.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -118,11 +135,14 @@ def job_cluster(
     # `ray.init` would use the machine's default port for the agent that accepts jobs, which other clusters use too.
     port, dashboard, agent = free_ports(3)
     options = [f"--port={port}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"]
-    options += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--num-cpus={os.cpu_count()}"]
+    options += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--num-cpus={usable_cores()}"]
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
     # A separate folder: in Ray's shared one, other programs would find this cluster's address and connect to it.
-    home = tempfile.TemporaryDirectory(prefix=HOME_PREFIX, ignore_cleanup_errors=True)
-    with tempfile.TemporaryFile() as log, home as folder:
+    with (
+        short_temporary_folder(),
+        tempfile.TemporaryFile() as log,
+        tempfile.TemporaryDirectory(prefix=HOME_PREFIX, ignore_cleanup_errors=True) as folder,
+    ):
         options.append(f"--temp-dir={folder}")
         # In a separate session, so that Ctrl-C reaches only us and the cluster lives until we have shut down.
         head = subprocess.Popen(

@@ -17,7 +17,9 @@ import yaml
 
 from cluster.records.run_folder import RunFolder
 from examples.ledger.services import services
+from tests.e2e.client_commands import Commands
 from tests.e2e.command import AGENT_RFT, marked, processes_left
+from tests.e2e.local_commands import EXCEPTIONS, call_all, documented
 from tests.support.paths import LEDGER, ROOT
 from trainer.chat.model_card import read_card
 from trainer.events import SettingChanged, SettingChosen
@@ -59,6 +61,7 @@ def test_a_job_stops_with_a_checkpoint_resumes_and_learns(folder: Path, environm
                 break
         # As a terminal does: to the whole process group, including Ray's and vLLM's processes.
         os.killpg(first.pid, signal.SIGINT)
+        os.killpg(first.pid, signal.SIGHUP)  # and then it is closed
         stopped = time.monotonic()
         output.append(first.stdout.read())
         code = first.wait()
@@ -135,7 +138,7 @@ def test_eval_grades_a_checkpoint_as_a_model(folder: Path, environment: dict[str
             *(AGENT_RFT, "eval", str(folder / "job.yaml"), "--model", str(checkpoint)),
             *("--runs", str(folder / "graded"), "--samples", "2", "--file", "validation_file"),
         ],
-        env=environment,
+        env=environment | {"TMPDIR": str(checkpoint)},  # its path is too long for sockets
         capture_output=True,
         text=True,
     )
@@ -144,4 +147,12 @@ def test_eval_grades_a_checkpoint_as_a_model(folder: Path, environment: dict[str
     evaluation = RunFolder(graded).evaluations()["eval-validation"]
     assert (evaluation.num_rollouts, evaluation.samples) == (32, 2)
     assert evaluation.grade > 0.45
+    assert processes_left() == []
+
+
+def test_every_command_without_a_server_works(folder: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    (run,) = (folder / "runs").iterdir()
+    commands = Commands(environment)
+    call_all(commands, run, folder / "job.yaml", tmp_path)
+    assert documented() - commands.seen == set(EXCEPTIONS)
     assert processes_left() == []

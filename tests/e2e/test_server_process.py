@@ -35,9 +35,17 @@ def command(folder: Path, port: int) -> list[str]:
 
 def start(folder: Path, port: int = 0, metrics_port: int = 0) -> tuple[subprocess.Popen[str], str, str]:
     """Returns the process, the key that it printed (only at a folder's first start) and its URL."""
-    environment = {**os.environ, "AGENT_RFT_METRICS_PORT": str(metrics_port)}
+    scratch = folder.parent / "a-temporary-folder-with-a-long-path-as-on-slurm"
+    scratch.mkdir(exist_ok=True)
+    environment = {**os.environ, "AGENT_RFT_METRICS_PORT": str(metrics_port), "TMPDIR": str(scratch)}
     environment.pop("AGENT_RFT_METRICS_HOST", None)
-    process = subprocess.Popen(command(folder, port), stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        command(folder, port),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # a suite under nohup ignores it
+    )
     assert process.stdout is not None
     key, url = "", ""
     for line in process.stdout:
@@ -67,7 +75,9 @@ def test_a_server_starts_serves_stops_and_starts_again(tmp_path: Path, serve: li
     assert second.returncode == 1 and "Traceback" not in second.stderr
     assert f"cannot listen at 127.0.0.1:{port}: Address already in use; give another --port" in second.stderr
 
-    process.send_signal(signal.SIGTERM)
+    assert process.stdout is not None
+    process.stdout.close()  # nobody reads its output any more
+    process.send_signal(signal.SIGHUP)
     assert process.wait(START_S) == 0
     process, no_key, url = start(tmp_path)
     serve.append(process)

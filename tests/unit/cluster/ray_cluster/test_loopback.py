@@ -6,24 +6,39 @@ import os
 import stat
 from pathlib import Path
 
+import pytest
+
 from cluster.ray_cluster.loopback import LOOPBACK_ONLY, TOKEN_FILE, keep_token_private, on_the_loopback
+from trainer.errors import UserError
 
 
 def test_rays_token_is_readable_by_its_user_only(tmp_path: Path) -> None:
-    keep_token_private(tmp_path)
+    keep_token_private(str(tmp_path), {})
     token = tmp_path / TOKEN_FILE
     text = token.read_text()
     assert stat.S_IMODE(token.stat().st_mode) == 0o600 and len(text) == 64
     assert os.listdir(token.parent) == [token.name]
     token.chmod(0o644)  # as Ray makes it
-    keep_token_private(tmp_path)
+    keep_token_private(str(tmp_path), {})
     assert stat.S_IMODE(token.stat().st_mode) == 0o600 and token.read_text() == text
 
 
-def test_a_home_without_room_for_a_token_is_left_to_ray(tmp_path: Path) -> None:
+def test_a_home_in_which_no_token_can_be_kept_is_refused_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / ".ray").write_text("a file")
-    keep_token_private(tmp_path)
+    with pytest.raises(UserError, match=r"\.ray/auth_token cannot be kept: .*; set HOME to a folder"):
+        keep_token_private(str(tmp_path), {})
     assert (tmp_path / ".ray").read_text() == "a file"
+
+
+def test_a_user_without_a_home_is_told_to_set_one() -> None:
+    """`expanduser` leaves the tilde as it is: no HOME, and no entry of the user, as in a container."""
+    with pytest.raises(UserError, match="this user has no home folder: set HOME"):
+        keep_token_private("~", {})
+
+
+@pytest.mark.parametrize("environment", [{"RAY_AUTH_TOKEN": "t"}, {"RAY_AUTH_MODE": "disabled"}])
+def test_a_home_is_not_needed_where_the_token_is_elsewhere(environment: dict[str, str]) -> None:
+    keep_token_private("~", environment)
 
 
 def test_a_later_connection_to_another_cluster_is_not_affected() -> None:
