@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from os.path import expanduser
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -90,7 +91,8 @@ class ModelRegistry:
     def __init__(self, database: Database, aliases: Mapping[str, str], clock: Callable[[], float] = time.time) -> None:
         self._database = database
         # Absolute paths, because drivers and engines run in other working directories.
-        self._aliases = {name: str(Path(at).resolve()) if Path(at).is_dir() else at for name, at in aliases.items()}
+        places = {name: expanduser(at) for name, at in aliases.items()}
+        self._aliases = {name: str(Path(at).resolve()) if Path(at).is_dir() else at for name, at in places.items()}
         self._clock = clock
 
     def add(

@@ -7,12 +7,14 @@ import re
 import signal
 from contextlib import ExitStack
 from functools import partial
+from os.path import expanduser
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
 import typer
 
+from cluster.run.signals import hangup_signals
 from trainer.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, help="Turn a job of another service into a job file and rows.")
@@ -50,11 +52,12 @@ def openai_command(
         raise typer.BadParameter("give --job or --from")
     if job is not None and not re.fullmatch(JOB_ID, job):
         raise UserError(f"--job: {job!r} is not the id of a fine-tuning job, which begins with ftjob-")
-    if model is not None and Path(model).is_dir():
-        model = str(Path(model).resolve())  # a job file's paths are relative to itself
+    if model is not None and Path(expanduser(model)).is_dir():
+        model = str(Path(expanduser(model)).resolve())  # a job file's paths are relative to itself
     files = {"training_file": training_file, "validation_file": validation_file}
     given = {field: path for field, path in files.items() if path is not None}
-    signal.signal(signal.SIGTERM, _interrupt)  # so that what is unfinished is removed then too
+    for number in (signal.SIGTERM, *hangup_signals()):
+        signal.signal(number, _interrupt)  # so that what is unfinished is removed then too
     with ExitStack() as stack:
         if export is not None:
             source: Source = FolderSource(export)

@@ -377,10 +377,11 @@ class JobSpec(Strict):
     """One fine-tuning job."""
 
     model: str
-    """The start model: a folder, relative to the job file, or a Hugging Face name downloaded with `hf download`. In the
-    API: a base model of the server (the operator's `aliases`) or a tuned model."""
+    """The start model: a folder, relative to the job file or from `~` on, or a Hugging Face name downloaded with
+    `hf download`. In the API: a base model of the server (the operator's `aliases`) or a tuned model."""
     training_file: str
-    """JSONL file of tasks, one JSON object a line, relative to the job file. In the API: the id of an uploaded file."""
+    """JSONL file of tasks, one JSON object a line, relative to the job file or from `~` on. In the API: the id of an
+    uploaded file."""
     validation_file: str | None = None
     """JSONL file that is graded before the first step and every `eval_interval` steps (a supervised job: its loss);
     null: no validation. Its mean reward decides which three checkpoints are kept beside the last."""

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os.path import expanduser  # Path.expanduser raises where there is no home
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +114,15 @@ def _filled_in(
     raw, variables, problems = fill_in(source, environment)
     for name in FILES:
         if isinstance(raw.get(name), str):
-            raw[name] = str((base / raw[name]).resolve())
-    if isinstance(raw.get("model"), str) and (base / raw["model"]).is_dir():
-        raw["model"] = str((base / raw["model"]).resolve())
+            raw[name] = str((base / expanduser(raw[name])).resolve())
+    if isinstance(raw.get("model"), str):
+        raw["model"] = expanduser(raw["model"])
+        if (base / raw["model"]).is_dir():
+            raw["model"] = str((base / raw["model"]).resolve())
     match raw.get("model_options"):
         case {"chat_template": str(template)} as options:
             try:
-                options["chat_template"] = read_template((base / template).resolve())
+                options["chat_template"] = read_template((base / expanduser(template)).resolve())
             except ValueError as error:
                 del options["chat_template"]
                 problems.append(source.problem("unreadable_template", TEMPLATE, str(error), TEMPLATE_REMEDY))

@@ -37,9 +37,14 @@ def started(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        # A suite that a shell runs in the background ignores this signal, and so would what it starts.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=_default_signals,
     )
+
+
+def _default_signals() -> None:
+    """A suite in the background, or under nohup, ignores these signals, and so would what it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def test_it_prints_its_readme_and_writes_a_folder_named_like_the_job(api: FakeOpenAI, tmp_path: Path) -> None:
@@ -52,7 +57,7 @@ def test_it_prints_its_readme_and_writes_a_folder_named_like_the_job(api: FakeOp
     assert f"model: {tmp_path / 'base'}\n" in (tmp_path / JOB_ID / "job.yaml").read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_in_the_middle_of_a_download_leaves_nothing(
     number: signal.Signals, api: FakeOpenAI, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from os.path import expanduser, relpath
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,11 @@ def test_a_dated_form_of_an_alias_is_the_same_model(database: Database) -> None:
         registry.add("o4-mini-2025-05-01", "a", "o4-mini", "ftjob-1")
     with pytest.raises(ProtectedModel):
         registry.delete("o4-mini-2025-05-01")
+
+
+def test_a_tilde_in_the_folder_of_an_alias_is_the_home(database: Database, tmp_path: Path) -> None:
+    here = f"~/{relpath(tmp_path, expanduser('~'))}"
+    assert ModelRegistry(database, {"gpt-5": here}).resolve("gpt-5").folder == str(tmp_path)
 
 
 def test_an_unknown_model_names_the_nearest_alias_and_how_to_add_one(registry: ModelRegistry) -> None:

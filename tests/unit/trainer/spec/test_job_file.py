@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+from os.path import expanduser, relpath
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from trainer.spec import job as spec
 from trainer.spec.endpoints import Endpoint
 from trainer.spec.graders import GraderBase
 from trainer.spec.integrations import IntegrationBase
-from trainer.spec.job import JobSpec
+from trainer.spec.job import FILES, JobSpec
 from trainer.spec.job_file import load_job, read_job, with_lines
 
 
@@ -48,6 +49,23 @@ def test_yaml_and_json_are_equivalent_and_paths_are_relative_to_the_job_file(tmp
     job = load_job(tmp_path / "job.yaml", {})
     assert job == load_job(tmp_path / "job.json", {})
     assert job.model == str(tmp_path / "base")
+
+
+def test_a_tilde_in_paths_of_a_job_is_the_home(tmp_path: Path) -> None:
+    home = expanduser("~")
+    (tmp_path / "sub").mkdir()
+    here = f"~/{relpath(tmp_path, home)}"
+    (tmp_path / "base").mkdir()
+    (tmp_path / "own.jinja").write_text("{{ messages }}")
+    files = {name: f"{here}/{name}.jsonl" for name in FILES}
+    options = {"model_options": {"chat_template": f"{here}/own.jinja"}}
+    (tmp_path / "sub" / "job.json").write_text(json.dumps(raw_job() | {"model": f"{here}/base"} | files | options))
+    job = load_job(tmp_path / "sub" / "job.json", {})
+    assert job.model == str(tmp_path / "base")
+    assert [getattr(job, name) for name in FILES] == [str(tmp_path / f"{name}.jsonl") for name in FILES]
+    assert job.model_options.chat_template == "{{ messages }}"
+    (tmp_path / "sub" / "job.json").write_text(json.dumps(raw_job() | {"model": "~/nowhere/base"}))
+    assert load_job(tmp_path / "sub" / "job.json", {}).model == f"{home}/nowhere/base"  # shown where it is missing
 
 
 @pytest.mark.parametrize(
@@ -206,6 +224,14 @@ def test_a_missing_variable_is_one_problem_however_often_it_is_used_and_has_no_c
     assert (seeds.code, seeds.field) == ("missing_variable", "seed")
     assert (url.code, url.field) == ("missing_variable", "method.reinforcement.tools[0].server_url")
     assert url.message.endswith("URL is not set, needed 2 times") and "SEED is not set" in seeds.message
+
+
+def test_the_line_break_of_a_file_does_not_count_in_a_variable() -> None:
+    url, headers = "${URL}/run", {"Authorization": "Bearer ${KEY}"}
+    tools = [{"name": "search", "server_url": url, "headers": headers}]
+    job = job_of(raw_job(tools=tools), {"URL": "http://host\n", "KEY": "sk-1\r\n"})
+    (tool,) = job.reinforcement.tools
+    assert (tool.server_url, tool.headers["Authorization"].get_secret_value()) == ("http://host/run", "Bearer sk-1")
 
 
 def test_no_secret_is_shown() -> None:
