@@ -7,11 +7,15 @@ import secrets
 import sys
 
 
-def restart_with_token() -> None:
-    """Restart this program with a new token for its local cluster, unless it has one already.
+def set_own_token() -> None:
+    """Set a new token for the local cluster of this process, unless it has one already.
 
-    Setting the variables in this process would be too late, because Ray reads them on import.
+    Ray reads the variables when it is imported.
+
+    Raises:
+        RuntimeError: Ray is imported already.
     """
+    if "ray" in sys.modules:
+        raise RuntimeError("the token of a local cluster must be set before Ray is imported")
     if "RAY_AUTH_TOKEN" not in os.environ:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        os.execv(sys.executable, sys.orig_argv)
