@@ -17,39 +17,48 @@ from tests.e2e.command import AGENT_RFT
 from tests.support.paths import ROOT
 
 GROUPS = ("files", "jobs", "events", "checkpoints", "models", "keys", "audit")
+LOCAL = {("models", "doctor"), ("models", "template"), ("models", "merge")}
+"""Commands of these groups that read folders and call no server."""
 EXCEPTIONS = {
-    ("models", "doctor"): "reads a model's folder, and calls no server",
-    ("models", "template"): "reads a model's folder, and calls no server",
-    ("models", "merge"): "reads folders, and calls no server",
     ("keys", "rotate-master"): "needs a stopped server; tests/unit/serve/cli/test_keys.py runs it",
 }
-"""Commands of these groups without a call below, with the reason."""
+"""Commands of servers without a call below, with the reason."""
 STATES = r"validating_files|queued|running|paused|succeeded|failed|cancelled"
 WAIT_S = 120.0
 
 
-def documented() -> set[tuple[str, ...]]:
-    """Return the commands of the groups that use a server or its folder, from Typer's own tree."""
+def all_commands() -> set[tuple[str, ...]]:
+    """Return the words of each command, from Typer's own tree."""
     tree: Any = typer.main.get_command(app)
-    return {(group, name) for group in GROUPS for name in tree.commands[group].commands}
+    return {
+        (name, *inner)
+        for name, command in tree.commands.items()
+        for inner in ([(one,) for one in command.commands] if hasattr(command, "commands") else [()])
+    }
+
+
+def documented() -> set[tuple[str, ...]]:
+    """Return the commands that use a server or its folder."""
+    return {command for command in all_commands() if command[0] in GROUPS} - LOCAL
 
 
 class Commands:
-    """Runs `agent-rft` with a client's environment; `seen` are the commands that ended with exit code 0."""
+    """Runs `agent-rft` in an environment; `seen` are the commands that ended with the expected exit code."""
 
-    def __init__(self, environment: Mapping[str, str], state: Path) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = dict(environment)
-        self.state = state
+        self._all = all_commands()
         self.seen: set[tuple[str, ...]] = set()
 
-    def run(self, *words: str | Path) -> str:
+    def run(self, *words: str | Path, code: int = 0) -> str:
         """Run a command to its end and return its output."""
+        arguments = tuple(map(str, words))
         ended = subprocess.run(
-            [AGENT_RFT, *map(str, words)], env=self._environment, capture_output=True, text=True, timeout=WAIT_S
+            [AGENT_RFT, *arguments], env=self._environment, capture_output=True, text=True, timeout=WAIT_S
         )
-        assert ended.returncode == 0, f"{words}: {ended.stdout}{ended.stderr}"
+        assert ended.returncode == code, f"{words}: {ended.stdout}{ended.stderr}"
         assert "Traceback" not in ended.stderr
-        self.seen.add(tuple(map(str, words[:2])))
+        self.seen |= {arguments[:1], arguments[:2]} & self._all
         return ended.stdout.strip()
 
     def lines(self, *words: str | Path) -> Iterator[dict[str, Any]]:
@@ -68,9 +77,9 @@ TOO_LONG = {"train": "it resumes a job"}
 """Commands of the runbook that are not run here, with the reason."""
 
 
-def call_runbook(commands: Commands, job_id: str) -> None:
-    """Run each command of the runbook on a finished job."""
-    values = {"RUN": str(commands.state / "runs" / job_id), "JOB": job_id, "step-N": "step-000001"}
+def call_runbook(commands: Commands, state: Path, job_id: str) -> None:
+    """Run each command of the runbook on a finished job of the server whose folder is `state`."""
+    values = {"RUN": str(state / "runs" / job_id), "JOB": job_id, "step-N": "step-000001"}
     values["CODE"] = "missing_variable"
     found = set(re.findall(r"`agent-rft ([^`]+)`", RUNBOOK.read_text()))
     assert len(found) >= 6
@@ -79,11 +88,14 @@ def call_runbook(commands: Commands, job_id: str) -> None:
             assert commands.run(*(values.get(word, word) for word in words))
 
 
-def call_all(commands: Commands, job_id: str, checkpoint: str, request: dict[str, Any], folder: Path) -> None:
+def call_all(
+    commands: Commands, state: Path, job_id: str, checkpoint: str, request: dict[str, Any], folder: Path
+) -> None:
     """Run each command once.
 
     Args:
         commands: Runs them, and records which.
+        state: The server's folder.
         job_id: A finished job.
         checkpoint: The model of a checkpoint of the job, which is deleted.
         request: A valid request for a job, whose files are uploaded already.
@@ -113,9 +125,9 @@ def call_all(commands: Commands, job_id: str, checkpoint: str, request: dict[str
     assert checkpoint in {model["id"] for model in commands.lines("models", "list")}
     run("models", "delete", checkpoint)
 
-    state = ("--folder", commands.state)
-    key = run("keys", "create", "of a command", *state)
+    own = ("--folder", state)
+    key = run("keys", "create", "of a command", *own)
     assert "sk-rft-" in key
-    (found,) = (one for one in commands.lines("keys", "list", *state) if one["name"] == "of a command")
-    run("keys", "revoke", found["id"], *state)
-    assert "key.revoke" in run("audit", "list", "--action", "key.revoke", *state)
+    (found,) = (one for one in commands.lines("keys", "list", *own) if one["name"] == "of a command")
+    run("keys", "revoke", found["id"], *own)
+    assert "key.revoke" in run("audit", "list", "--action", "key.revoke", *own)

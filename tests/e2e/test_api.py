@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -36,8 +37,10 @@ from examples.openai_sdk.agent_rft import (
 from tests.e2e import route_calls
 from tests.e2e.client_commands import EXCEPTIONS, Commands, call_all, call_runbook, documented
 from tests.e2e.command import AGENT_RFT, marked, processes, processes_left
+from tests.e2e.console_form import console, create_by_form
 from tests.e2e.notebook import Notebook
 from tests.e2e.process_logs import log_files, tracebacks
+from tests.support.browser import Watched
 from tests.support.paths import LEDGER, ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -145,14 +148,33 @@ def notebook() -> Notebook:
 
 
 @pytest.fixture(scope="module")
-def job(server: Server, servers: Servers, notebook: Notebook) -> Any:
-    """A job that the notebook created and that ended, although its driver and the server were killed.
+def window(server: Server) -> Iterator[Watched]:
+    """A window of the console, which shows the page of the job once it is created."""
+    with console(server.url.removesuffix("v1"), server.key) as window:
+        yield window
 
-    Before it, the base model answered, as in an evaluation. On two cores the job needs the core of its idle engine.
+
+@pytest.fixture(scope="module")
+def job(server: Server, servers: Servers, notebook: Notebook, window: Watched) -> Any:
+    """A job by the notebook's request that ended, although its driver and the server were killed.
+
+    Before it, the base model answered, as in an evaluation. On two cores the job needs the core of its idle engine. The
+    console's form sends the request. Then the notebook sends it as the SDK does after a lost answer, for the same job.
     """
     first = server.client.with_options(timeout=300).responses.create(model=MODEL, input="What is 2 + 2?")
     assert first.status in ("completed", "incomplete")
+    notebook.run(server.variables, until="validation_file")
+    client = notebook.names["client"]
+
+    def create(**request: Any) -> Any:
+        id = create_by_form(window.page, request, LEDGER / "data" / "validation.jsonl")
+        made = client.fine_tuning.jobs.create(**request, extra_headers={"x-stainless-retry-count": "1"})
+        assert made.id == id
+        return made
+
+    notebook.names["client"] = SimpleNamespace(fine_tuning=SimpleNamespace(jobs=SimpleNamespace(create=create)))
     notebook.run(server.variables, until="job")
+    notebook.names["client"] = client
     made = notebook.names["job"]
     assert servers.token not in made.model_dump_json(warnings=False)
     wait_for(server, made.id, "Step 3/6")
@@ -181,6 +203,16 @@ def test_a_job_succeeds_although_its_driver_and_its_server_were_killed(
     steps = [line.split(",")[0] for line in result.splitlines()[1:]]
     assert steps == [str(step) for step in range(1, STEPS + 1)]
     assert servers.token not in " ".join(events_of(server, job.id)) + result
+
+
+def test_the_console_shows_the_job_to_its_end_without_errors(window: Watched, job: Any) -> None:
+    page = window.page
+    assert page.url.endswith(job.id)
+    page.get_by_role("heading", level=1).get_by_text("succeeded", exact=True).wait_for()
+    page.get_by_text(f"step {STEPS} of {STEPS}").wait_for()
+    page.get_by_role("tab", name="Events").click()
+    page.get_by_role("tabpanel").get_by_text("The job has successfully completed").wait_for()
+    assert window.complaints == []
 
 
 @pytest.mark.parametrize("agent", [by_responses, by_chat], ids=["responses", "chat_completions"])
@@ -246,10 +278,15 @@ def test_every_documented_route_answers_as_documented(
 def test_every_command_for_a_server_works(
     server: Server, job: Any, request_of_a_job: dict[str, Any], tmp_path: Path
 ) -> None:
-    commands = Commands(server.variables, server.folder / "state")
-    call_runbook(commands, job.id)
-    call_all(commands, job.id, tuned(server, job, 4), request_of_a_job, tmp_path)
+    commands, state = Commands(server.variables), server.folder / "state"
+    call_runbook(commands, state, job.id)
+    call_all(commands, state, job.id, tuned(server, job, 4), request_of_a_job, tmp_path)
     assert documented() - commands.seen == set(EXCEPTIONS)
+
+
+def test_other_users_of_the_machine_cannot_join_the_servers_cluster(server: Server) -> None:
+    modes = {p.name(): p.environ().get("RAY_AUTH_MODE") for p in processes() if p.name() in ("gcs_server", "raylet")}
+    assert modes == {"gcs_server": "token", "raylet": "token"}
 
 
 def test_no_process_has_logged_a_traceback(server: Server, job: Any) -> None:
