@@ -93,7 +93,7 @@ class SettingChosen(Event):
     setting: str
     """Its path below the method's section, such as `algorithm.learning_rate`, or in the job, such as
     `cluster.micro_batch_tokens`."""
-    value: float
+    value: float | str
     """The value, before `learning_rate_multiplier`."""
     why: str
     """What it follows from, such as the number of rows, or the memory of a node."""

@@ -34,6 +34,14 @@ class AdapterConfig:
     alpha: float
     targets: tuple[str, ...] = (ALL_LINEAR,)
 
+    def as_lora(self) -> LoraSpec | None:
+        """The setting of a job that continues this adapter; None if its targets cannot be written as a setting."""
+        targets = ALL_LINEAR if self.targets == (ALL_LINEAR,) else self.targets
+        try:
+            return LoraSpec.model_validate({"rank": self.rank, "alpha": self.alpha, "targets": targets})
+        except ValidationError:
+            return None
+
     def config(self, base: str) -> dict[str, Any]:
         """PEFT's adapter_config.json; `base` is the folder or name of the model that is adapted."""
         return {

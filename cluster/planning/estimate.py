@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.planning.layout import ClusterPlan
-from cluster.planning.placement import Request
-from cluster.planning.proposal import size_of
+from cluster.planning.placement import Request, size_of
 from trainer.spec.plan import USUAL_ROWS, resolve
 
 
@@ -64,7 +63,7 @@ def estimate_of(request: Request, plan: ClusterPlan) -> Estimate | None:
     if model is None or not placement.learner_ranks:
         return None
     num_rows = count_rows(Path(job.training_file))
-    numbers, _ = resolve(job, num_rows or USUAL_ROWS, model.num_parameters)
+    numbers, _ = resolve(job.with_adapter(placement.lora), num_rows or USUAL_ROWS, model.num_parameters)
     rates, reinforcement = (GPU if placement.rank_gpus else CORE), job.method.type == "reinforcement"
     sampled, length = 0, request.context_length // 2
     if reinforcement:
@@ -73,7 +72,7 @@ def estimate_of(request: Request, plan: ClusterPlan) -> Estimate | None:
     num_tokens = numbers.rollouts_per_step * length
     speed = rates.operations_per_s * placement.learner_ranks * (1 if placement.rank_gpus else placement.rank_cores)
     per_token = (8 if placement.rank_gpus else 6) + (2 if reinforcement else 0)
-    if job.optimizer.lora is not None:
+    if placement.lora is not None:
         per_token -= 2  # frozen weights have no gradients
     learning_s = per_token * model.active_parameters * num_tokens / speed
     sampling_s = sync_s = 0.0
@@ -86,7 +85,7 @@ def estimate_of(request: Request, plan: ClusterPlan) -> Estimate | None:
         of_engine = numbers.rollouts_per_step / placement.engines
         decodes = sampled * max(1.0, of_engine / at_a_time)
         sampling_s = decodes * reads_s + of_engine * length * operations_s + TOOLS_S
-        sync_s = model.trained(job.optimizer.lora) * placement.bytes_per_weight / SYNC_BYTES_PER_S
+        sync_s = model.trained(placement.lora) * placement.bytes_per_weight / SYNC_BYTES_PER_S
     both_at_once = reinforcement and not placement.turns and job.reinforcement.algorithm.max_staleness > 0
     asleep = sum(place.memory.host.get("asleep", 0) for place in plan.assignments if place.index == 0 and place.memory)
     turns_s = 2 * asleep / MOVE_BYTES_PER_S  # away and back

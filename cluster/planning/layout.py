@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import islice
 
 from actors.engine.sizes import GPU_MEMORY_SHARE
-from cluster.planning.memory import CUDA_CONTEXT_BYTES, Memory, by_turns, engine_memory, rank_memory
+from cluster.planning.layouts import MIN_SEQUENCES_AT_ONCE, engine_memory_of, placements_of, rank_memory_of
+from cluster.planning.memory import CUDA_CONTEXT_BYTES
 from cluster.planning.misfits import memory_problems, resource_problems, setting_problems
 from cluster.planning.node_sizes import NodeSizes, node_sizes, size_warnings
 from cluster.planning.nodes import Node
@@ -17,7 +20,8 @@ from cluster.planning.placement import (
     Request,
     assign,
     micro_batch_sizes,
-    placement_of,
+    size,
+    size_of,
 )
 from cluster.planning.units import GIB
 from trainer.errors import Problem
@@ -28,8 +32,10 @@ DRIVER_BYTES = round(0.7 * GIB)
 """Memory of the driver process: Python, torch, transformers, Ray."""
 DISPATCHER_BYTES, GRADER_POOL_BYTES = round(0.3 * GIB), round(0.4 * GIB)
 
-MIN_SEQUENCES_AT_ONCE = 4
-"""Full-length sequences that an engine must hold beside a rank on its GPU: with fewer, taking turns samples faster."""
+MAX_TRIES = 600
+"""Placements that are laid out at most, so that a plan of many nodes ends within seconds."""
+CHOSEN = ("engines", "engine_gpus", "learner_ranks", "zero_stage", "offload", "max_num_seqs")
+"""The settings of `cluster` that make a layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +68,57 @@ class ClusterPlan:
     def fits(self) -> bool:
         return not self.lacking and not self.problems
 
+    @property
+    def shortage(self) -> tuple[int, int]:
+        """How far the plan is from one that fits: missing resources and settings, and missing bytes of memory."""
+        missing = 0
+        for node, used in zip(self.nodes, self.host_bytes, strict=True):
+            if node.usable_bytes is not None:
+                missing += max(0, used - node.usable_bytes)
+        for place in self.assignments:
+            if place.node is not None and place.memory is not None and place.node.usable_gpu_bytes is not None:
+                missing += max(0, place.memory.gpu_bytes - place.node.usable_gpu_bytes)
+        return len(self.lacking) + len(self.setting_problems), missing
 
-def lay_out(request: Request) -> ClusterPlan:
-    """Lay out a job with the largest micro-batch that fits in memory, or else with the smallest.
 
-    Problems have no remedy yet: see plan.py.
+def lay_out(request: Request, *, fewest_gpus: bool = False, max_tries: int = MAX_TRIES) -> ClusterPlan:
+    """Lay out a job with the first placement that fits, or else with the one that lacks least.
+
+    GPUs that other jobs hold are left out if the job fits on the others; else it will wait for them.
+    With `fewest_gpus` that is the one with the fewest GPUs. At most `max_tries` placements are tried. Problems have no
+    remedy yet: see plan.py.
     """
-    placement, sizes = placement_of(request), micro_batch_sizes(request)
-    for size in sizes[:-1]:
-        plan = _lay_out(request, replace(placement, micro_batch_tokens=size))
+    if any(node.held_gpus for node in request.nodes):
+        free = replace(request, nodes=tuple(node.without_held() for node in request.nodes))
+        plan = _first_that_fits(free, fewest_gpus, max_tries)
+        if plan.fits:
+            return plan
+    return _first_that_fits(request, fewest_gpus, max_tries)
+
+
+def _first_that_fits(request: Request, fewest_gpus: bool, max_tries: int) -> ClusterPlan:
+    closest: ClusterPlan | None = None
+    for placement in islice(placements_of(request, fewest_gpus=fewest_gpus), max_tries):
+        plan = _with_micro_batches(request, placement)
+        if plan.fits:
+            return plan
+        if closest is None or plan.shortage < closest.shortage:
+            closest = plan
+    assert closest is not None  # there is always one placement
+    return closest
+
+
+def _with_micro_batches(request: Request, placement: Placement) -> ClusterPlan:
+    """The plan with the largest micro-batch that fits in memory, or else with the smallest."""
+    *larger, smallest = micro_batch_sizes(request)
+    last = _lay_out(request, replace(placement, micro_batch_tokens=smallest))
+    if last.memory_problems:
+        return last
+    for tokens in larger:
+        plan = _lay_out(request, replace(placement, micro_batch_tokens=tokens))
         if not plan.memory_problems:
             return plan
-    return _lay_out(request, replace(placement, micro_batch_tokens=sizes[-1]))
+    return last
 
 
 def _lay_out(request: Request, placement: Placement) -> ClusterPlan:
@@ -81,7 +126,7 @@ def _lay_out(request: Request, placement: Placement) -> ClusterPlan:
     placement = _shared(request, placement)
     assigned = assign(placement.bundles, [node.resources for node in nodes])
     assignments = tuple(_assignments(request, placement, assigned))
-    sizes = node_sizes(placement, nodes, assignments, request.model, job.optimizer.lora)
+    sizes = node_sizes(placement, nodes, assignments, request.model, placement.lora)
     host_bytes = _host_bytes(job, placement, nodes, assignments, sizes)
     return ClusterPlan(
         placement,
@@ -98,6 +143,63 @@ def _lay_out(request: Request, placement: Placement) -> ClusterPlan:
 
 
 def _choices(request: Request, placement: Placement) -> Iterator[Choice]:
+    """What settings that are `auto` became; on CPUs all but the micro-batch are constants."""
+    if placement.engine_gpus and (why := _why_layout(request, placement)):
+        yield Choice("cluster", layout_text(placement), why)
+        yield from _lora_choice(request, placement)
+    yield from _micro_batch_choice(request, placement)
+
+
+def layout_text(placement: Placement) -> str:
+    """The layout as text, such as `4 engines of 1 GPU and 4 learner ranks, ZeRO stage 2`."""
+    parts = []
+    if placement.engines:
+        engines, gpus = placement.engines, placement.engine_gpus
+        parts.append(f"{engines} engine{'s' * (engines > 1)} of {gpus} GPU{'s' * (gpus > 1)}")
+    if ranks := placement.learner_ranks:
+        parts.append(f"{ranks} learner rank{'s' * (ranks > 1)}")
+    text = " and ".join(parts)
+    if placement.learner_ranks:
+        text += f", ZeRO stage {placement.zero_stage}"
+        text += "" if placement.offload == "none" else f", {placement.offload.replace('_', ' ')} offloaded"
+    return text + (f", {placement.max_num_seqs} sequences at a time in an engine" if placement.engines else "")
+
+
+def _why_layout(request: Request, placement: Placement) -> str:
+    """Why the layout is as it is; empty if the job gives all of it."""
+    cluster = request.job.cluster
+    if not any(getattr(cluster, name) == "auto" for name in CHOSEN):
+        return ""
+    total = sum(int(node.gpus) for node in request.nodes)
+    gpus, _ = size_of(placement)
+    parts = [f"{gpus:g} of {total} GPUs"]
+    if held := sum(node.held_gpus for node in request.nodes):
+        parts[0] += f", others hold {held:g}"
+    if placement.engines and placement.learner_ranks and not placement.colocated:
+        parts.append("as even as memory allows")
+    if placement.learner_ranks and cluster.zero_stage == "auto":
+        parts.append("the lowest stage that fits")
+    return ", ".join(parts)
+
+
+def _lora_choice(request: Request, placement: Placement) -> Iterator[Choice]:
+    """LoRA where all weights do not fit without offload."""
+    setting = f"method.{request.job.method.type}.algorithm.lora"
+    if request.job.optimizer.lora != "auto" or placement.lora is None or not placement.learner_ranks:
+        return
+    if request.adapter is not None:
+        yield Choice(setting, f"rank {placement.lora.rank}", "the model is an adapter of this rank")
+        return
+    full = rank_memory_of(request, replace(placement, lora=None, offload="none", zero_stage=3), 0)
+    gpus = [node.gpu_memory_bytes for node in request.nodes if node.gpus and node.gpu_memory_bytes is not None]
+    if full is None or not gpus or request.model is None:
+        return
+    number, needed = f"{request.model.num_parameters / 1e9:.3g}B parameters", size(full.gpu_bytes)
+    why = f"training all {number} needs {needed} on a GPU of {size(max(gpus))}; set it to off to require that"
+    yield Choice(setting, f"rank {placement.lora.rank}", why)
+
+
+def _micro_batch_choice(request: Request, placement: Placement) -> Iterator[Choice]:
     if request.job.cluster.micro_batch_tokens != "auto" or not placement.learner_ranks:
         return
     size, context = placement.micro_batch_tokens, request.context_length
@@ -114,46 +216,15 @@ def _assignments(request: Request, placement: Placement, assigned: Sequence[int 
         index = assigned[bundle]
         return None if index is None else request.nodes[index]
 
+    of_engine = cache(partial(engine_memory_of, request, placement))
     for i in range(placement.engines):
         node = node_of(placement.bundle_of_engine(i))
-        memory = _engine_memory(request, placement, None if node is None else node.usable_gpu_bytes)
+        memory = of_engine(None if node is None else node.usable_gpu_bytes)
         yield Assignment("engine", i, placement.engine_cores, placement.engine_gpus, node, memory)
+    of_rank = cache(partial(rank_memory_of, request, placement))
     for i in range(placement.learner_ranks):
-        node, memory = node_of(placement.bundle_of_rank(i)), _rank_memory(request, placement, i)
+        node, memory = node_of(placement.bundle_of_rank(i)), of_rank(min(i, 1))  # all but the first are equal
         yield Assignment("learner rank", i, placement.rank_cores, placement.rank_gpus, node, memory)
-
-
-def _engine_memory(request: Request, placement: Placement, gpu_bytes: int | None) -> Memory | None:
-    if request.model is None:
-        return None
-    memory = engine_memory(
-        request.model,
-        placement,
-        gpus=placement.engine_gpus,
-        itemsize=placement.bytes_per_weight,
-        context_length=request.context_length,
-        gpu_bytes=gpu_bytes,
-        gpu_share=placement.gpu_share,
-        lora=request.job.optimizer.lora,
-    )
-    return by_turns(memory) if placement.shares_gpus and placement.turns else memory
-
-
-def _rank_memory(request: Request, placement: Placement, rank: int) -> Memory | None:
-    if request.model is None:
-        return None
-    job = request.job
-    memory = rank_memory(
-        request.model,
-        placement,
-        on_gpu=placement.rank_gpus > 0,
-        itemsize=placement.bytes_per_weight,
-        longest=request.context_length,
-        keeps_start=job.method.type == "reinforcement" and job.reinforcement.algorithm.kl_coef > 0,
-        lora=job.optimizer.lora,
-        rank=rank,
-    )
-    return by_turns(memory) if placement.shares_gpus and placement.turns else memory
 
 
 def _shared(request: Request, placement: Placement) -> Placement:
@@ -166,9 +237,9 @@ def _shared(request: Request, placement: Placement) -> Placement:
     total = min(sizes)
     usable = Node("", cores=0, gpu_memory_bytes=total).usable_gpu_bytes or 0
     at_once = replace(placement, turns=False)
-    if (rank := _rank_memory(request, at_once, 0)) is not None:
+    if (rank := rank_memory_of(request, at_once, 0)) is not None:
         at_once = replace(at_once, gpu_share=_share(usable - rank.gpu_bytes, total))
-        engine = _engine_memory(request, at_once, usable)
+        engine = engine_memory_of(request, at_once, usable)
         if engine is not None and (engine.num_sequences or 0.0) >= MIN_SEQUENCES_AT_ONCE:
             return at_once
     return replace(placement, gpu_share=_share(usable - CUDA_CONTEXT_BYTES, total))

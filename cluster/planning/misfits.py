@@ -76,7 +76,7 @@ def setting_problems(job: JobSpec, placement: Placement) -> Iterator[Problem]:
 def _why_not_shared(job: JobSpec, placement: Placement) -> str | None:
     if job.method.type == "supervised":
         return "a supervised job has no engines to share"
-    if job.optimizer.lora is None:
+    if placement.lora is None:
         return "jobs that train all weights share no engine: one engine has one model, and an adapter of each job"
     if placement.colocated:
         return "engines that take turns with the job's learner cannot sample for other jobs meanwhile"

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from actors.weights.adapter import CONFIG_FILE, AdapterFolder, is_adapter
 from cluster.planning.model_shape import ModelShape, max_context, read_config, shape_of, weight_files
 from trainer.errors import Problem, UserError
+from trainer.spec.lora import LoraSpec
 
 GGUF_REMEDY = (
     "GGUF files cannot be trained: give the folder of the original model; or convert the file with transformers and "
@@ -21,11 +22,16 @@ GGUF_REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """What a plan needs to know about a model. `max_context` is in tokens, None if the model has no limit."""
+    """What a plan needs to know about a model.
+
+    `max_context` is in tokens, None if the model has no limit. `adapter` is the shape of the adapter that the folder
+    has, None if it has all weights.
+    """
 
     path: Path
     max_context: int | None
     shape: ModelShape
+    adapter: LoraSpec | None
 
 
 def read_folder(name: str) -> tuple[ModelFolder | None, list[Problem]]:
@@ -39,10 +45,19 @@ def read_folder(name: str) -> tuple[ModelFolder | None, list[Problem]]:
     problems = weight_problems(path, base)
     try:
         config = read_config(base)
-        folder = None if problems else ModelFolder(path, max_context(config), shape_of(base, config))
+        folder = None if problems else ModelFolder(path, max_context(config), shape_of(base, config), adapter_of(path))
     except (OSError, ValueError, TypeError, AttributeError) as error:  # the JSON may have any shape
         return None, [*problems, config_problem(error)]
     return folder, problems
+
+
+def adapter_of(path: Path) -> LoraSpec | None:
+    """The shape of the adapter in a model's folder; None if there is none, or it is of a kind that is not trained."""
+    try:
+        adapter = AdapterFolder.read(path)
+    except UserError:  # a problem of the model
+        return None
+    return None if adapter is None else adapter.config.as_lora()
 
 
 def config_problem(error: Exception) -> Problem:

@@ -6,7 +6,7 @@ import os
 import subprocess
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +33,7 @@ GibiBytes = Annotated[float, Field(gt=0)]
 class Node:
     """What one machine offers to Ray. `gpu_memory_bytes` is that of each GPU; None: unknown.
 
+    `held_gpus` are GPUs that other jobs hold now; `gpus` includes them.
     `object_store_bytes` is the size of Ray's object store, `shm_bytes` of /dev/shm, `tmp_bytes` of /tmp.
     """
 
@@ -44,6 +45,11 @@ class Node:
     object_store_bytes: int | None = None
     shm_bytes: int | None = None
     tmp_bytes: int | None = None
+    held_gpus: float = 0.0
+
+    def without_held(self) -> Node:
+        """The node without the GPUs that others hold, which it still counts in `held_gpus`."""
+        return replace(self, gpus=self.gpus - self.held_gpus)
 
     @property
     def usable_bytes(self) -> int | None:
@@ -90,8 +96,17 @@ class NodeGroup(Strict):
 
     def nodes(self) -> list[Node]:
         names = [self.name] if self.count == 1 else [f"{self.name}-{i}" for i in range(self.count)]
-        offered = (self.memory_gib, self.gpu_memory_gib, self.object_store_gib, self.shm_gib, self.tmp_gib)
-        return [Node(name, self.cores, self.gpus, *map(_bytes, offered)) for name in names]
+        node = Node(
+            name="",
+            cores=self.cores,
+            gpus=self.gpus,
+            memory_bytes=_bytes(self.memory_gib),
+            gpu_memory_bytes=_bytes(self.gpu_memory_gib),
+            object_store_bytes=_bytes(self.object_store_gib),
+            shm_bytes=_bytes(self.shm_gib),
+            tmp_bytes=_bytes(self.tmp_gib),
+        )
+        return [replace(node, name=name) for name in names]
 
 
 class NodesFile(Strict):

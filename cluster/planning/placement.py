@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
@@ -18,8 +18,9 @@ from cluster.planning.memory import Memory
 from cluster.planning.model_shape import ModelShape
 from cluster.planning.nodes import Node
 from cluster.planning.units import GIB
-from trainer.spec.endpoints import Positive
+from trainer.spec.endpoints import Positive, Processes
 from trainer.spec.job import JobSpec
+from trainer.spec.lora import LoraSpec
 from trainer.spec.offload import Offload
 
 KINDS = {"CPU": "cores", "GPU": "GPUs"}
@@ -37,11 +38,25 @@ class RecordedLayout:
     """Values of `cluster` that a run began with. A resumed run keeps those of `auto` while they fit. None: no value."""
 
     micro_batch_tokens: Positive | None = None
+    engines: Processes | None = None
+    engine_cores: Processes | None = None
+    engine_gpus: int | None = None
+    learner_ranks: Processes | None = None
+    rank_cores: Processes | None = None
+    zero_stage: int | None = None
+    offload: Offload | None = None
+    max_num_seqs: Positive | None = None
 
     @classmethod
     def of(cls, placement: Placement) -> RecordedLayout:
-        """Return the values to record; a run that only grades has no micro-batches."""
-        return cls(placement.micro_batch_tokens if placement.learner_ranks else None)
+        """Return the values to record: none of a run that only grades, and no engines of a supervised job."""
+        if not placement.learner_ranks:
+            return cls()
+        values = {name: getattr(placement, name) for name in RECORDED}
+        return cls(**values | {"engines": placement.engines or None})
+
+
+RECORDED = tuple(field.name for field in fields(RecordedLayout))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +64,9 @@ class Request:
     """A job to lay out on nodes.
 
     Without a `model`, memory is not checked. Without `learner`, the run only grades. `recorded` is the layout of the
-    run that is resumed.
+    run that is resumed. `adapter` is the shape of the adapter that the model is; None: all its weights are in its
+    folder. `has_adapters` says whether adapters of the model can be trained and sampled. `max_gpus` limits the GPUs
+    that are chosen; None: no limit.
     """
 
     job: JobSpec
@@ -58,6 +75,9 @@ class Request:
     context_length: int
     learner: bool = True
     recorded: RecordedLayout = RecordedLayout()
+    adapter: LoraSpec | None = None
+    has_adapters: bool = True
+    max_gpus: int | None = None
 
     def with_settings(self, settings: Settings) -> Request:
         job = self.job
@@ -81,7 +101,8 @@ class Placement:
 
     Engines and ranks that are `colocated` share bundles. On cores they take `turns`. On GPUs they also take turns, or
     each has a part of the memory all the time; `gpu_share` is the part of a GPU that an engine takes while it samples.
-    Engines that are `shared` with other jobs count as the job's engines, but the job does not reserve them.
+    Engines that are `shared` with other jobs count as the job's engines, but the job does not reserve them. `lora` is
+    the adapter to train, None for all weights.
     """
 
     engines: int
@@ -95,6 +116,7 @@ class Placement:
     zero_stage: int
     offload: Offload
     micro_batch_tokens: int
+    lora: LoraSpec | None = None
     colocated: bool = False
     turns: bool = False
     gpu_share: float = GPU_MEMORY_SHARE
@@ -179,36 +201,6 @@ def micro_batch_sizes(request: Request) -> list[int]:
     return [recorded, *(size for size in sizes if size < recorded)]
 
 
-def placement_of(request: Request) -> Placement:
-    """Resolve each `auto` as far as it follows from the nodes: memory may reduce `turns` and `micro_batch_tokens`."""
-    job, nodes, learner = request.job, request.nodes, request.learner
-    cluster = job.cluster
-    has_gpus = any(node.gpus > 0 for node in nodes)
-    engine_gpus = int(has_gpus) if cluster.engine_gpus == "auto" else cluster.engine_gpus
-    reinforcement = job.method.type == "reinforcement"
-    colocated = cluster.colocated
-    if colocated == "auto":
-        colocated = (
-            reinforcement and not cluster.share_engines and engine_gpus > 0 and sum(node.gpus for node in nodes) == 1
-        )
-    return Placement(
-        engines=cluster.engines if reinforcement else 0,
-        engine_cores=cluster.engine_cores,
-        engine_gpus=engine_gpus,
-        learner_ranks=cluster.learner_ranks if learner else 0,
-        rank_cores=cluster.rank_cores,
-        rank_gpus=int(engine_gpus > 0),
-        dtype=("bfloat16" if engine_gpus else "float32") if cluster.dtype == "auto" else cluster.dtype,
-        max_num_seqs=cluster.max_num_seqs,
-        zero_stage=cluster.zero_stage,
-        offload=cluster.offload,
-        micro_batch_tokens=micro_batch_sizes(request)[0],
-        colocated=colocated and learner,
-        turns=colocated and learner,
-        shared=cluster.share_engines and learner,
-    )
-
-
 # -- assignment --------------------------------------------------------------------------------------------------------
 
 
@@ -229,6 +221,12 @@ def assign(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> l
                 free[best][kind] -= amount
             chosen[index] = best
     return chosen
+
+
+def size_of(placement: Placement) -> tuple[float, float]:
+    """Its GPUs and cores."""
+    bundles = placement.bundles
+    return sum(bundle.get("GPU", 0.0) for bundle in bundles), sum(bundle["CPU"] for bundle in bundles)
 
 
 def holds(node: Mapping[str, float], bundle: Bundle) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from cluster.planning.layout import ClusterPlan, lay_out
 from cluster.planning.model_shape import ModelShape
@@ -22,18 +23,19 @@ def plan_placement(
     *,
     learner: bool = True,
     recorded: RecordedLayout | None = None,
+    **others: Any,
 ) -> ClusterPlan:
     """Plan a job on `nodes`: resolve settings that are `auto`, place each actor, and find what does not fit.
 
     Without a `model`, memory is not checked. Without `learner`, the run only grades. `recorded` is the layout of the
-    run that is resumed.
+    run that is resumed; `others` are further fields of the Request.
     """
-    return plan_of(Request(job, tuple(nodes), model, context_length, learner, recorded or RecordedLayout()))
+    return plan_of(Request(job, tuple(nodes), model, context_length, learner, recorded or RecordedLayout(), **others))
 
 
-def plan_of(request: Request) -> ClusterPlan:
+def plan_of(request: Request, *, fewest_gpus: bool = False) -> ClusterPlan:
     """The layout with remedies: each one that is named makes the whole job fit."""
-    plan = lay_out(request)
+    plan = lay_out(request, fewest_gpus=fewest_gpus)
     if plan.fits:
         return plan
     remedy = "; or ".join(map(str, remedies_of(request))) or NONE_FOUND

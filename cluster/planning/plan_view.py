@@ -20,12 +20,12 @@ from cluster.planning.layout import ClusterPlan
 from cluster.planning.model_folder import read_folder
 from cluster.planning.node_sizes import at_least
 from cluster.planning.nodes import HEADROOM, Node
-from cluster.planning.placement import Assignment, Placement, Request, Settings, size
+from cluster.planning.placement import RECORDED, Assignment, Placement, Request, Settings, size
 from cluster.planning.plan import plan_of
-from cluster.planning.proposal import propose
 from cluster.planning.stop_time import ASSUMED_WRITE_BYTES_PER_S, StopTime
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job_file import read_job
+from trainer.spec.lora import LoraSpec
 
 STOP_TIMES = ("checkpoint_bytes", "write_bytes_per_s", "checkpoint_s", "update_s", "wait_s", "grace_s")
 
@@ -46,7 +46,8 @@ def request_of_file(path: Path, nodes: Sequence[Node]) -> Request:
         problems += wrong
     if job is None or model is None or problems:
         raise InvalidJob("the job cannot be planned", problems)
-    return Request(job, tuple(nodes), model.shape, context_of(job, model.max_context))
+    context = context_of(job, model.max_context)
+    return Request(job, tuple(nodes), model.shape, context, adapter=model.adapter)
 
 
 def plan_of_file(path: Path, nodes: Sequence[Node]) -> ClusterPlan:
@@ -54,19 +55,18 @@ def plan_of_file(path: Path, nodes: Sequence[Node]) -> ClusterPlan:
     return plan_of(request_of_file(path, nodes))
 
 
-def print_planned(console: Console, request: Request, *, proposed: bool, as_json: bool) -> bool:
-    """Print the plan of a request, or of the smallest layout that fits if there is one; returns whether it fits."""
-    settings = propose(request) if proposed else None
-    request = request.with_settings(settings or {})
-    plan = plan_of(request)
+def print_planned(console: Console, request: Request, *, smallest: bool, as_json: bool) -> bool:
+    """Print the plan of a request, or of the layout with the fewest GPUs; returns whether it fits."""
+    plan = plan_of(request, fewest_gpus=smallest)
+    settings = _settings_of(request, plan.placement) if smallest and plan.fits else None
     estimate = estimate_of(request, plan) if plan.fits else None
-    stop = stop_time_of(request, estimate)
+    stop = stop_time_of(request, plan.placement.lora, estimate)
     if as_json:
-        found = plan_as_json(plan, estimate, stop) | ({"proposal": settings} if proposed else {})
+        found = plan_as_json(plan, estimate, stop) | ({"smallest": settings} if smallest else {})
         console.print(json.dumps(found), highlight=False, markup=False, soft_wrap=True)
         return plan.fits
     if settings is not None:
-        print_proposal(console, settings)
+        _print_smallest(console, settings)
     print_cluster_plan(console, plan)
     if estimate is not None:
         print_estimate(console, estimate)
@@ -75,11 +75,11 @@ def print_planned(console: Console, request: Request, *, proposed: bool, as_json
     return plan.fits
 
 
-def stop_time_of(request: Request, estimate: Estimate | None) -> StopTime | None:
+def stop_time_of(request: Request, lora: LoraSpec | None, estimate: Estimate | None) -> StopTime | None:
     """The time to stop a run, at a speed that is assumed; None for a layout that does not fit."""
     if request.model is None or estimate is None:
         return None
-    return StopTime(request.model.trained(request.job.optimizer.lora), ASSUMED_WRITE_BYTES_PER_S, estimate.learning_s)
+    return StopTime(request.model.trained(lora), ASSUMED_WRITE_BYTES_PER_S, estimate.learning_s)
 
 
 def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:
@@ -99,12 +99,23 @@ def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:
         console.print(f"[green]it fits[/], and {HEADROOM:.0%} of all memory that is known stay free")
 
 
-def print_proposal(console: Console, settings: Settings) -> None:
-    """Print the settings to change for the smallest layout, as in a job file."""
+def _settings_of(request: Request, placement: Placement) -> dict[str, Any]:
+    """The settings of a job file that fix a placement; those that the job gives are left out."""
+    cluster, lora = request.job.cluster, placement.lora
+    found = {f"cluster.{name}": getattr(placement, name) for name in RECORDED if getattr(cluster, name) == "auto"}
+    if cluster.colocated == "auto":
+        found["cluster.colocated"] = placement.colocated
+    if request.job.optimizer.lora == "auto":
+        found[f"method.{request.job.method.type}.algorithm.lora"] = "off" if lora is None else {"rank": lora.rank}
+    return found
+
+
+def _print_smallest(console: Console, settings: Settings) -> None:
+    """Print the settings that fix the smallest layout, as in a job file."""
     if not settings:
-        console.print("the job as it is is the smallest layout that was found")
+        console.print("the job gives all settings of its layout")
         return
-    console.print("[bold]the smallest layout that was found; in the job:[/]")
+    console.print("[bold]the layout with the fewest GPUs; in the job:[/]")
     console.print(dump(nested(settings), sort_keys=False).rstrip(), highlight=False, markup=False, soft_wrap=True)
 
 
@@ -235,6 +246,8 @@ def plan_as_json(plan: ClusterPlan, estimate: Estimate | None = None, stop: Stop
     return {
         "fits": plan.fits,
         "dtype": plan.placement.dtype,
+        "lora": None if plan.placement.lora is None else plan.placement.lora.rank,
+        "layout": {name: getattr(plan.placement, name) for name in RECORDED},
         "colocated": plan.placement.colocated,
         "turns": plan.placement.turns,
         "gpu_share": plan.placement.gpu_share,

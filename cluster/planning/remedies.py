@@ -1,7 +1,7 @@
-"""Remedies of a job that does not fit, found by trying: the layout with each one fits.
+"""Fixes of a job that does not fit, found by trying: the layout with each one fits.
 
-First one setting at a time, those before others that change least about the training; then several (proposal.py); and
-more nodes. The number of tries is bounded.
+First the settings that the job gives and need not, one at a time and then together; then LoRA, a shorter context and
+CPUs; and more nodes. The number of tries is bounded.
 """
 
 from __future__ import annotations
@@ -14,13 +14,31 @@ from typing import Any
 from cluster.planning.layout import lay_out
 from cluster.planning.nodes import Node
 from cluster.planning.placement import Request, Settings
-from cluster.planning.proposal import MIN_CONTEXT, MIN_MICRO_BATCH, halves, propose
+from trainer.spec.job import ClusterSpec
 from trainer.spec.lora import LoraSpec
 
 MAX_REMEDIES = 2
 MORE_NODES = (1, 2, 3, 4, 8, 16)
 MAX_KINDS = 4
-MAX_MORE_RANKS = 16
+MAX_TRIES = 60
+"""Placements that are tried for each fix: one that fits later is not found, which keeps a refusal within seconds."""
+MIN_CONTEXT = 1024
+FREED = (
+    "dtype",
+    "zero_stage",
+    "micro_batch_tokens",
+    "weight_transport",
+    "colocated",
+    "share_engines",
+    "learner_ranks",
+    "engines",
+    "engine_gpus",
+    "offload",
+    "max_num_seqs",
+    "engine_cores",
+    "rank_cores",
+)
+"""The settings of `cluster` that may be left to their defaults, the least change first."""
 NONE_FOUND = "no other settings below `cluster` were found that fit; use nodes with more cores, GPUs or memory"
 
 
@@ -53,75 +71,65 @@ def _text(value: Any) -> str:
 
 
 def remedies_of(request: Request) -> list[Remedy]:
-    """What makes a request fit that does not: up to MAX_REMEDIES changes of settings, and nodes to add."""
-    found: list[Remedy] = []
-    for one_setting, context_stays in ((_gently, True), (_with_lora, True), (_harshly, False)):
-        for alternatives in one_setting(request):
-            tried = (Remedy({path: value}) for path, value in alternatives)
-            if fitting := next((remedy for remedy in tried if _fits(request, remedy)), None):
-                found.append(fitting)
-            if len(found) == MAX_REMEDIES:
-                break
-        if not found and (settings := propose(request, context_stays=context_stays)):
-            found.append(Remedy(settings))
-        if found:
-            break
+    """Return what makes a request fit that does not: up to MAX_REMEDIES changes of settings, and nodes to add."""
+    found = next(filter(None, _changes(request)), [])
     added = next((remedy for remedy in _more_nodes(request) if _fits(request, remedy)), None)
     if added is None and not found:
         added = _more_nodes_and_settings(request)
     return [*found, added] if added is not None else found
 
 
-def _fits(request: Request, remedy: Remedy) -> bool:
-    return lay_out(remedy.applied(request)).fits
-
-
-def _of(name: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
-    return [(f"cluster.{name}", value) for value in values]
-
-
-def _gently(request: Request) -> Iterator[list[tuple[str, Any]]]:
-    """Values of one setting after another, each from the least change to the largest."""
-    cluster = request.job.cluster
-    per_node = int(max((node.gpus for node in request.nodes), default=0))
-    placement = lay_out(request).placement
-    gpus = placement.engine_gpus
-    if cluster.dtype != "auto":
-        yield _of("dtype", ["auto"])
-    yield _of("zero_stage", range(cluster.zero_stage + 1, 4))
-    if cluster.micro_batch_tokens != "auto":
-        yield _of("micro_batch_tokens", halves(cluster.micro_batch_tokens, MIN_MICRO_BATCH))
-    if placement.shares_gpus and cluster.weight_transport == "broadcast":
-        yield _of("weight_transport", ["object_store"])
-    if placement.colocated:
-        yield _of("colocated", [False])
-    if cluster.share_engines:
-        yield _of("share_engines", [False])
-    yield _of("learner_ranks", range(cluster.learner_ranks + 1, cluster.learner_ranks + 1 + MAX_MORE_RANKS))
-    yield _of("engine_gpus", [number for number in (1, 2, 4, 8, 16) if gpus < number <= per_node])
-    yield _of("engines", _fewer(cluster.engines))
-    yield _of("learner_ranks", _fewer(cluster.learner_ranks))
-    yield _of("engine_gpus", _fewer(gpus))
-    yield _of("engine_cores", _fewer(cluster.engine_cores))
-    yield _of("rank_cores", _fewer(cluster.rank_cores))
-
-
-def _with_lora(request: Request) -> Iterator[list[tuple[str, Any]]]:
-    """An adapter, which learns as much from reinforcement, in place of all weights."""
-    if request.job.method.type == "reinforcement" and request.job.optimizer.lora is None:
-        yield [("method.reinforcement.algorithm.lora", LoraSpec())]
-
-
-def _harshly(request: Request) -> Iterator[list[tuple[str, Any]]]:
-    """As `_gently`, of settings that change what is learned, or make it take far longer."""
-    yield _of("context_length", halves(request.context_length, MIN_CONTEXT))
+def _changes(request: Request) -> Iterator[list[Remedy]]:
+    """Yield fixes without other nodes, those that change least about the training first."""
+    freed, adapted = _freed(request), _adapted(request)
+    on_device = {path: value for path, value in freed.items() if path != "cluster.offload"}
+    alone = (Remedy({path: value}) for path, value in on_device.items())
+    yield [remedy for remedy in alone if _fits(request, remedy)][:MAX_REMEDIES]
+    # Offload comes last, because it makes every step slower.
+    for settings in (on_device, adapted, on_device | adapted, freed, freed | adapted):
+        yield _smallest(request, settings)
+    for context in _halves(request.context_length):
+        for settings in ({}, freed | adapted):
+            yield _smallest(request, settings | {"cluster.context_length": context})
     if lay_out(request).placement.engine_gpus:
-        yield _of("engine_gpus", [0])
+        yield _smallest(request, freed | {"cluster.engine_gpus": 0})
 
 
-def _fewer(number: int) -> list[int]:
-    """Smaller numbers, the largest first: the next ones, then halves."""
-    return [*range(number - 1, max(0, number - 9), -1), *halves(max(1, number - 8), 1)]
+def _freed(request: Request) -> dict[str, Any]:
+    """The settings that the job gives, with their defaults."""
+    cluster, defaults = request.job.cluster, ClusterSpec()
+    values = {name: getattr(defaults, name) for name in FREED}
+    return {f"cluster.{name}": value for name, value in values.items() if getattr(cluster, name) != value}
+
+
+def _adapted(request: Request) -> dict[str, Any]:
+    """The setting that trains an adapter in place of all weights; empty if the job may do so already."""
+    lora, uses_gpus = request.job.optimizer.lora, lay_out(request).placement.engine_gpus > 0
+    if not request.has_adapters or isinstance(lora, LoraSpec) or (lora == "auto" and uses_gpus):
+        return {}
+    return {f"method.{request.job.method.type}.algorithm.lora": LoraSpec()}
+
+
+def _smallest(request: Request, settings: dict[str, Any]) -> list[Remedy]:
+    """Return the fix with those of the `settings` that are needed; empty if they do not suffice."""
+    if not settings or not _fits(request, Remedy(settings)):
+        return []
+    for path in list(settings):
+        fewer = {other: value for other, value in settings.items() if other != path}
+        if _fits(request, Remedy(fewer)):
+            settings = fewer
+    return [Remedy(settings)]
+
+
+def _halves(number: int) -> list[int]:
+    found = []
+    while (number := number // 2) >= MIN_CONTEXT:
+        found.append(number)
+    return found
+
+
+def _fits(request: Request, remedy: Remedy) -> bool:
+    return lay_out(remedy.applied(request), max_tries=MAX_TRIES).fits
 
 
 def _more_nodes(request: Request) -> Iterator[Remedy]:
@@ -132,7 +140,8 @@ def _more_nodes(request: Request) -> Iterator[Remedy]:
 
 
 def _more_nodes_and_settings(request: Request) -> Remedy | None:
-    for remedy in _more_nodes(request):
-        if settings := propose(remedy.applied(request)):
-            return replace(remedy, settings=settings)
+    settings = _freed(request) | _adapted(request)
+    for remedy in _more_nodes(request) if settings else ():
+        if found := _smallest(remedy.applied(request), settings):
+            return replace(remedy, settings=found[0].settings)
     return None

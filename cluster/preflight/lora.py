@@ -14,6 +14,7 @@ from cluster.planning.model_folder import model_problem
 from trainer.errors import Problem, UserError
 from trainer.model.lora import LinearShapes, linear_shapes, tensor_shapes
 from trainer.spec.job import JobSpec
+from trainer.spec.lora import LoraSpec
 
 NO_LORA = "leave `lora` out, so that all weights are trained, or use another model"
 
@@ -23,7 +24,9 @@ def lora_problems(job: JobSpec, path: Path, config: Any) -> Iterator[Problem]:
 
     An adapter whose config cannot be read is a problem of the model.
     """
-    lora, adapter = job.optimizer.lora, AdapterFolder.read(path)
+    adapter = AdapterFolder.read(path)
+    continued = None if adapter is None else adapter.config.as_lora()
+    lora = continued if job.optimizer.lora == "auto" else job.optimizer.adapter
     if adapter is not None:
         try:
             adapter.refuse_unless(lora)
@@ -49,6 +52,18 @@ def lora_problems(job: JobSpec, path: Path, config: Any) -> Iterator[Problem]:
             if not has_adapters(architecture):
                 message = f"vLLM, which samples the rollouts, runs no adapters on {architecture}"
                 yield Problem("no_adapters", at, message, NO_LORA)
+
+
+def can_adapt(job: JobSpec, config: Any) -> bool:
+    """Whether `lora: auto` may train an adapter of a model with this config."""
+    if job.optimizer.lora != "auto":
+        return True
+    try:
+        linear_shapes(config, LoraSpec())
+    except UserError:
+        return False
+    samples = job.method.type == "reinforcement"
+    return not samples or all(map(has_adapters, config.architectures or ()))
 
 
 def _misfit(adapter: AdapterFolder, layers: LinearShapes, rank: int) -> Iterator[Problem]:

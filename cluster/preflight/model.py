@@ -13,6 +13,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer
 
 from cluster.planning.model_folder import (
     ModelFolder,
+    adapter_of,
     config_problem,
     find_base,
     find_model,
@@ -22,7 +23,7 @@ from cluster.planning.model_folder import (
 )
 from cluster.planning.model_shape import CONFIG_KEYS, max_context, shape_of
 from cluster.preflight.dialect import ReadDialect, read_dialect
-from cluster.preflight.lora import lora_problems
+from cluster.preflight.lora import can_adapt, lora_problems
 from trainer.chat.model_card import read_card
 from trainer.chat.renderer import Renderer
 from trainer.errors import Problem, UserError
@@ -43,10 +44,12 @@ class LoadableModel(ModelFolder):
     """A model that learner and engines can load, and the renderer that turns its conversations into tokens.
 
     `unread_calls` is why no parser reads its tool calls, which is a problem of jobs that need calls only.
+    `has_adapters` says whether adapters of the model can be trained and, if the job samples, sampled.
     """
 
     renderer: Renderer
     unread_calls: Problem | None = None
+    has_adapters: bool = True
 
 
 def read_model(job: JobSpec, *, trains: bool = True) -> tuple[LoadableModel | None, list[Problem]]:
@@ -85,7 +88,16 @@ def read_model(job: JobSpec, *, trains: bool = True) -> tuple[LoadableModel | No
     problems += dialect.problems
     if dialect.renderer is None or shape is None:
         return None, problems
-    return LoadableModel(path, max_context(config), shape, dialect.renderer, dialect.unread_calls), problems
+    model = LoadableModel(
+        path=path,
+        max_context=max_context(config),
+        shape=shape,
+        adapter=adapter_of(path),
+        renderer=dialect.renderer,
+        unread_calls=dialect.unread_calls,
+        has_adapters=can_adapt(job, loaded),
+    )
+    return model, problems
 
 
 def _unsupported(config: Any) -> str | None:

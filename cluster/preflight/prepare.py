@@ -123,13 +123,7 @@ async def prepare(
     if model is not None:
         model, unread = fit_to_rows(model, job, rows)
         bad += unread
-    plan, choices = None, tuple[Choice, ...]()
-    if tasks and model is not None:
-        plan, choices = resolve(job, len(tasks), model.shape.num_parameters)
-        if began is not None:
-            plan = began.plan_of(job, plan)
-            problems += lost_rows(plan, num_rows)
-    problems += bad
+    loaded = model
     if not accepted and bad:
         model = None  # what follows would be consequences
     context_length = context_of(job, None if model is None else model.max_context)
@@ -140,7 +134,18 @@ async def prepare(
         context_length,
         learner=learner,
         recorded=None if began is None else began.layout,
+        adapter=None if model is None else model.adapter,
+        has_adapters=model is None or model.has_adapters,
+        max_gpus=operator.jobs.max_gpus,
     )
+    job = job.with_adapter(cluster.placement.lora)
+    plan, choices = None, tuple[Choice, ...]()
+    if tasks and loaded is not None:
+        plan, choices = resolve(job, len(tasks), loaded.shape.num_parameters)
+        if began is not None:
+            plan = began.plan_of(job, plan)
+            problems += lost_rows(plan, num_rows)
+    problems += bad
     if not supervised:
         problems += method_problems(job.reinforcement, rows, operator)
         problems += early_stop_problems(job)
@@ -165,7 +170,7 @@ async def prepare(
     if model is not None and plan is not None:
         # Engines and ranks will be on the nodes that a job waits for.
         space, one_node = free or Free.measured(runs), len(nodes) < 2 and not waits
-        parameters = model.shape.trained(job.optimizer.lora)
+        parameters = model.shape.trained(cluster.placement.lora)
         written = 0 if began is None else began.num_checkpoints
         problems += space_problems(
             parameters,
@@ -188,7 +193,7 @@ async def prepare(
         wrong += [problem for problem in tried if problem.code not in WARNINGS]
     if wrong or model is None or plan is None:
         raise invalid_job(wrong or tolerated)
-    stop = _stop_time(model.shape.trained(job.optimizer.lora), runs) if learner else None
+    stop = _stop_time(model.shape.trained(cluster.placement.lora), runs) if learner else None
     return Prepared(
         job=job.model_copy(update={"model": str(model.path)}),
         plan=plan,

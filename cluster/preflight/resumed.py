@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from cluster.planning.model_folder import find_model
-from cluster.planning.placement import Placement, RecordedLayout
+from cluster.planning.placement import RECORDED, Placement, RecordedLayout
 from cluster.preflight.contents import digest_of, has_contents
 from cluster.preflight.same_job import START_AGAIN, Change, Comparison, changed, shown
 from cluster.records.run_folder import FORMAT, RunFolder
@@ -129,10 +129,13 @@ class Began:
 
     def layout_changes(self, kept: JobSpec, placement: Placement) -> tuple[Change, ...]:
         """Return the settings that are `auto` in the `kept` job and whose recorded value no longer fits."""
-        was, now = self.layout.micro_batch_tokens, placement.micro_batch_tokens
-        if kept.cluster.micro_batch_tokens != "auto" or was is None or now == was or not placement.learner_ranks:
-            return ()
-        return (Change("cluster.micro_batch_tokens", shown(now), shown(was)),)
+        now = RecordedLayout.of(placement)
+        values = [(name, getattr(self.layout, name), getattr(now, name)) for name in RECORDED]
+        return tuple(
+            Change(f"cluster.{name}", shown(new), shown(old))
+            for name, old, new in values
+            if getattr(kept.cluster, name) == "auto" and None not in (old, new) and old != new
+        )
 
     def _resolved(self) -> dict[str, Any]:
         """The numbers that `auto` became; none that the record lacks, or that are damaged."""
@@ -150,8 +153,9 @@ class Began:
         }
         numbers = {f"{section}.{name}": value for name, value in found.items()}
         numbers["cluster.context_length"] = self.context_length
-        numbers["cluster.micro_batch_tokens"] = self.layout.micro_batch_tokens
-        return {name: value for name, value in numbers.items() if value is not None}
+        numbers |= {f"cluster.{name}": getattr(self.layout, name) for name in RECORDED}
+        known = {name: value for name, value in numbers.items() if value is not None}
+        return known | {f"{section}.algorithm.lora": self.job.optimizer.adapter}
 
     def _moved(self, job: JobSpec) -> Iterator[Problem]:
         """A problem for each file that is another one than the run's, wherever it is now.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
+from ray._private.state import available_resources_per_node
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -18,14 +19,15 @@ HEAD = "node:__internal_head__"
 def live_nodes() -> list[Node]:
     """The nodes of the cluster that we are connected to, the head first.
 
-    Each node with GPUs is asked for their memory, which Ray does not know.
+    Each node with GPUs is asked for their memory, which Ray does not know. Nothing may be reserved for the job yet.
     """
     alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: HEAD not in node["Resources"])
     asked = {node["NodeID"]: _ask_gpu_memory(node["NodeID"]) for node in alive if node["Resources"].get("GPU")}
-    return [_live(node, asked.get(node["NodeID"])) for node in alive]
+    free = available_resources_per_node()
+    return [_live(node, asked.get(node["NodeID"]), free.get(node["NodeID"], {})) for node in alive]
 
 
-def _live(node: Mapping[str, Any], gpu_memory: Any) -> Node:
+def _live(node: Mapping[str, Any], gpu_memory: Any, available: Mapping[str, float]) -> Node:
     resources, host = node["Resources"], node["NodeManagerHostname"]
     # For other machines Ray knows only what was free when it started there.
     store = resources.get("object_store_memory", 0.0)
@@ -37,6 +39,7 @@ def _live(node: Mapping[str, Any], gpu_memory: Any) -> Node:
         memory_bytes=memory_here() if host == socket.gethostname() else int(free) or None,
         gpu_memory_bytes=None if gpu_memory is None else _answer(gpu_memory),
         object_store_bytes=int(store) or None,
+        held_gpus=resources.get("GPU", 0.0) - available.get("GPU", 0.0),
     )
 
 

@@ -61,7 +61,7 @@ def worker_config(
 
 def engine_config(prepared: Prepared, *, log_stats: bool = False) -> EngineConfig:
     """The configuration of an engine that is the job's own."""
-    job, lora, method = prepared.job, prepared.job.optimizer.lora, prepared.job.method.reinforcement
+    job, lora, method = prepared.job, prepared.job.optimizer.adapter, prepared.job.method.reinforcement
     replays = method is not None and method.algorithm.router_replay
     return EngineConfig(
         model=job.model,
@@ -115,7 +115,7 @@ def learner_config(prepared: Prepared, metrics: MetricsAddress | None) -> Learne
         files=model_files(prepared),
         end_token_ids=tuple(prepared.renderer.end_tokens),
         offload=prepared.placement.offload,
-        lora=optimizer.lora,
+        lora=optimizer.adapter,
         seed=job.seed,
     )
 
@@ -133,7 +133,7 @@ def model_files(prepared: Prepared) -> ModelFiles:
 
 def weight_sync(prepared: Prepared, learner: LearnerGroup) -> WeightSync:
     """The weight sync for the job's `cluster.weight_transport`; an adapter always goes through the object store."""
-    adapts = prepared.job.reinforcement.algorithm.lora is not None
+    adapts = prepared.job.reinforcement.algorithm.adapter is not None
     if prepared.job.cluster.weight_transport == "broadcast" and not adapts:
         return BroadcastSync(learner, max(1, prepared.placement.engine_gpus))
     return WeightSync(learner)

@@ -205,12 +205,12 @@ class RunActors:
             if self._sessions is not None:
                 self._sessions.lost(name)
 
-        cluster, canary_limit = prepared.job.cluster, CANARY_LIMITS[prepared.placement.dtype]
+        canary_limit = CANARY_LIMITS[prepared.placement.dtype]
         endpoints = [DispatcherClient(*dispatchers).endpoint_stats, GraderPoolClient(graders).endpoint_stats]
         placed = shared.placed if prepared.placement.shared else seats.engine_placed
         return Fleet(
             spawn,
-            cluster.engines,
+            prepared.placement.engines,
             GroupAffinity(prepared.placement.max_num_seqs),
             canary_limit,
             reinforcement.limits,

@@ -221,8 +221,8 @@ def plan_command(
         Path | None, typer.Option(help="a list of nodes, YAML: plan for these instead of this machine")
     ] = None,
     address: ClusterAddress = None,
-    proposed: Annotated[
-        bool, typer.Option("--propose", help="plan the smallest layout that fits, and show the settings to change")
+    smallest: Annotated[
+        bool, typer.Option("--smallest", help="plan the layout with the fewest GPUs, and show the settings that fix it")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
@@ -242,7 +242,7 @@ def plan_command(
             request = request_of_file(job, nodes)
     else:
         request = request_of_file(job, [this_machine()])
-    fits = print_planned(Console(), request, proposed=proposed, as_json=as_json)
+    fits = print_planned(Console(), request, smallest=smallest, as_json=as_json)
     raise typer.Exit(0 if fits else 2)
 
 

@@ -365,8 +365,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         "too_few_resources": CheckCode(
             "The job needs more cores or GPUs than the cluster has in total, or one engine or rank needs more than any "
             "single node has. It would wait forever.",
-            "Change what the message says: the job fits with it. `agent-rft plan --propose` shows the smallest layout "
-            "that fits, without starting anything.",
+            "Change what the message says: the job fits with it. `agent-rft plan --smallest` shows the layout "
+            "with the fewest GPUs, without starting anything.",
             stops_accepted=True,
         ),
         "no_free_resources": CheckCode(
@@ -393,8 +393,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         "too_little_gpu_memory": CheckCode(
             "An engine or a learner rank needs more than its GPU has, with 8 % kept free, since devices report less "
             "than their name says; the message names the two largest parts.",
-            "Change what the message says: the job fits with it. `agent-rft plan --propose` shows the smallest layout "
-            "that fits.",
+            "Change what the message says: the job fits with it. `agent-rft plan --smallest` shows the layout "
+            "with the fewest GPUs.",
             stops_accepted=False,
         ),
         "no_room_for_context": CheckCode(

@@ -59,9 +59,22 @@ class OptimizerSpec(Strict):
     """Steps in which the learning rate rises evenly to its full value; auto: the first 3 % of the steps. AdamW's first
     updates move every weight by about the whole rate, also those without a clear gradient. If the grade falls in the
     first steps of a job with a learning rate above auto, try 5 to 10, or a lower rate."""
-    lora: LoraSpec | None = None
-    """Train an adapter of megabytes beside the model's weights, which stay; `{}` has good defaults; null: all weights
-    are trained. It needs a fraction of the memory, and learns as much from reinforcement."""
+    lora: LoraSpec | Auto | Literal["off"] | None = "auto"
+    """Train an adapter of megabytes next to the model's weights, which stay; `{}` has good defaults; off or null: all
+    weights are trained. An adapter needs a fraction of the memory, and learns as much from reinforcement. auto: all
+    weights, unless they fit the GPUs of the cluster only with `cluster.offload` or not at all; then an adapter of rank
+    32 if that fits."""
+
+    @field_validator("lora", mode="before")
+    @classmethod
+    def _off_is_null(cls, value: Any) -> Any:
+        """Read `off` as null; YAML reads it as false."""
+        return None if value in ("off", False) else value
+
+    @property
+    def adapter(self) -> LoraSpec | None:
+        """The adapter to train, None for all weights. An `auto` counts as None: planning replaces it."""
+        return self.lora if isinstance(self.lora, LoraSpec) else None
 
 
 # -- reinforcement -----------------------------------------------------------------------------------------------------
@@ -317,17 +330,19 @@ class CheckpointInterval(Strict):
 class ClusterSpec(Strict):
     """Resources of a job, and how its model is held in memory."""
 
-    engines: Processes = 1
+    engines: Processes | Auto = "auto"
     """vLLM engines, each a full copy of the model that samples rollouts. More of them shorten the sampling of a step;
-    the job starts with the first and the others join when there is room."""
-    learner_ranks: Processes = 1
+    the job starts with the first and the others join when there is room. auto: as many as fit on half of the GPUs; 1
+    on CPUs."""
+    learner_ranks: Processes | Auto = "auto"
     """Processes that train, each on its share of a batch. More of them shorten the learning of a step, and with
-    `zero_stage` each needs less memory."""
-    engine_cores: Processes = 1
+    `zero_stage` each needs less memory. auto: one for each GPU that no engine has; 1 on CPUs."""
+    engine_cores: Processes | Auto = "auto"
     """CPU cores of each engine. On CPUs it computes with them; on GPUs a few are enough for tokenizing and tool
-    calls."""
-    rank_cores: Processes = 1
-    """CPU cores, and threads, of each learner rank."""
+    calls. auto: the cores of a node divided by its GPUs, at most 4 for each GPU; 1 on CPUs."""
+    rank_cores: Processes | Auto = "auto"
+    """CPU cores, and threads, of each learner rank. auto: the cores of a node divided by its GPUs, at most 16; 1 on
+    CPUs."""
     dispatchers: Processes = 1
     """Processes that call tools; they share each endpoint's limits. Raise it only if one is busy all the time, at
     thousands of calls per second."""
@@ -340,24 +355,26 @@ class ClusterSpec(Strict):
     versions. The first such job starts them, and they end a minute after the last. They must have the same
     `engine_cores`, `engine_gpus`, `dtype`, `context_length`, `max_num_seqs` and rank, rounded up to a power of two."""
     engine_gpus: Annotated[int, Field(ge=0, le=1_024)] | Auto = "auto"
-    """GPUs per engine; auto: 1 if the cluster has GPUs, else 0. More than 1 splits a model that is too large for one
-    GPU. If engines have GPUs, each learner rank has one."""
+    """GPUs per engine; auto: the fewest with which an engine holds four sequences of `context_length`, or else one; 0
+    if the cluster has no GPUs. More than 1 splits a model that is too large for one GPU. If engines have GPUs, each
+    learner rank has one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of the weights; auto: bfloat16 on GPUs, float32 on CPUs. bfloat16 is refused on CPUs."""
-    zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
+    zero_stage: Annotated[int, Field(ge=0, le=3)] | Auto = "auto"
     """What DeepSpeed's ZeRO divides among the learner ranks instead of keeping it on each: 1 the optimizer's state, 2
     also gradients, 3 also weights. Raise it if ranks run out of memory; it costs communication. In bfloat16 0 means
-    1."""
-    offload: Offload = "none"
+    1. auto: the lowest that fits; 0 on CPUs."""
+    offload: Offload | Auto = "auto"
     """What learner ranks on GPUs keep in their nodes' memory: optimizer (its state, most of what full training needs,
     and the update is computed on `rank_cores`) or optimizer_and_activations (also what the backward pass needs, for
-    long contexts). Each makes a step slower; on CPUs all is in the node's memory anyway."""
+    long contexts). Each makes a step slower; on CPUs all is in the node's memory anyway. auto: none if that fits, also
+    with LoRA if `algorithm.lora` is auto."""
     context_length: Annotated[int, Field(ge=1, le=100_000_000)] | Auto = "auto"
     """Longest conversation in tokens, with prompt and tool results; auto: the model's maximum, but at most 16,384. A
     rollout that reaches it ends and is graded; less context needs less memory."""
-    max_num_seqs: Annotated[int, Field(ge=1, le=65_536)] = 64
+    max_num_seqs: Annotated[int, Field(ge=1, le=65_536)] | Auto = "auto"
     """Sequences that an engine decodes at a time; further ones wait. More use a GPU better, as long as its cache holds
-    them."""
+    them. auto: at most 256, of which the cache holds a quarter at full length; 64 on CPUs and for shared engines."""
     micro_batch_tokens: Annotated[int, Field(ge=1, le=100_000_000)] | Auto = "auto"
     """Tokens that a learner rank computes at a time; auto: 8,192 or `context_length`, whichever is larger. If that does
     not fit in memory, auto is the largest smaller multiple of 1,024 that fits and holds `context_length`, or
@@ -428,6 +445,13 @@ class JobSpec(Strict):
     def optimizer(self) -> OptimizerSpec:
         """The settings of AdamW of the job's method."""
         return (self.method.reinforcement or self.supervised).algorithm
+
+    def with_adapter(self, lora: LoraSpec | None) -> JobSpec:
+        """The job that trains this adapter, or all weights."""
+        method, section = self.method, self.method.reinforcement or self.supervised
+        algorithm = section.algorithm.model_copy(update={"lora": lora})
+        changed = method.model_copy(update={method.type: section.model_copy(update={"algorithm": algorithm})})
+        return self.model_copy(update={"method": changed})
 
     @property
     def supervised(self) -> Supervised:

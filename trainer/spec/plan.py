@@ -61,11 +61,12 @@ class Choice:
     """Value that `auto` became, and the reason. `setting` is a path below the method's section, or in `cluster`."""
 
     setting: str
-    value: float
+    value: float | str
     why: str
 
     def __str__(self) -> str:
-        return f"{self.setting}: auto is {self.value:.7g} ({self.why})"
+        value = self.value if isinstance(self.value, str) else f"{self.value:.7g}"
+        return f"{self.setting}: auto is {value} ({self.why})"
 
 
 def auto_learning_rate(method: MethodType, num_parameters: int, *, lora: bool = False) -> float:
@@ -116,7 +117,7 @@ def resolve(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[Plan, tup
         updates = job.reinforcement.algorithm.updates_per_batch
     why = f"a quarter of {steps} steps"
     interval = chosen.number("hyperparameters.eval_interval", hp.eval_interval, max(1, steps // 4), why)
-    lora = algorithm.lora is not None
+    lora = algorithm.adapter is not None
     rate = chosen.number(
         "algorithm.learning_rate",
         algorithm.learning_rate,

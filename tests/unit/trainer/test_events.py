@@ -22,6 +22,7 @@ EXAMPLES: dict[Any, Any] = {
     str: "text",
     int: 3,
     float: 0.25,
+    float | str: "rank 32",
     int | None: 3,
     float | None: 0.5,
 }

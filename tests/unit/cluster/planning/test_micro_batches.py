@@ -18,10 +18,10 @@ from cluster.planning.nodes import Node
 from cluster.planning.placement import RecordedLayout, Request
 from cluster.planning.plan import plan_of
 from cluster.planning.plan_view import print_planned
-from cluster.planning.proposal import propose
 from cluster.planning.remedies import remedies_of
 from cluster.planning.units import GIB
 from tests.support.builders import job
+from trainer.spec.plan import Choice
 
 SMOLLM2_135M = ModelShape(134_515_008, 30, 576, 9, 3, 64, 1536, 49_152)
 QWEN3_2B = ModelShape(1_720_574_976, 28, 2048, 16, 8, 128, 6144, 151_936)
@@ -32,15 +32,18 @@ UNKNOWN = replace(TWO_GPUS, memory_bytes=None, gpu_memory_bytes=None)
 
 
 def request(node: Node, model: ModelShape, context: int, recorded: int | None = None, **cluster: Any) -> Request:
-    return Request(job(cluster=cluster), (node,), model, context, recorded=RecordedLayout(recorded))
+    """A job that trains all weights without offload."""
+    made = job({"algorithm": {"lora": "off"}}, cluster={"offload": "none"} | cluster)
+    return Request(made, (node,), model, context, recorded=RecordedLayout(recorded))
 
 
 def size_of(plan: ClusterPlan) -> int:
     return plan.placement.micro_batch_tokens
 
 
-def chosen(plan: ClusterPlan) -> list[tuple[str, float]]:
-    return [(choice.setting, choice.value) for choice in plan.choices]
+def chosen(plan: ClusterPlan) -> list[Choice]:
+    """What was chosen for the micro-batch."""
+    return [choice for choice in plan.choices if choice.setting == "cluster.micro_batch_tokens"]
 
 
 # -- auto --------------------------------------------------------------------------------------------------------------
@@ -48,18 +51,20 @@ def chosen(plan: ClusterPlan) -> list[tuple[str, float]]:
 
 def test_a_small_model_with_a_short_context_fits_a_machine_with_24_gib() -> None:
     plan = plan_of(request(CORES_24, SMOLLM2_135M, 256))
-    assert plan.fits and chosen(plan) == [("cluster.micro_batch_tokens", 7168)]
-    assert "as much as memory allows" in str(plan.choices[0])
+    (choice,) = chosen(plan)
+    assert plan.fits and choice.value == 7168
+    assert "as much as memory allows" in str(choice)
     refused = plan_of(request(CORES_24, SMOLLM2_135M, 256, micro_batch_tokens=8192))
     assert "23.2 GiB of memory are needed" in refused.problems[0].message
-    assert refused.problems[0].remedy == "set cluster.micro_batch_tokens to 4096"
+    assert refused.problems[0].remedy == "set cluster.micro_batch_tokens to auto"
 
 
 @pytest.mark.parametrize(("context", "size"), [(2048, 8192), (8192, 8192), (10_000, 10_000), (16_384, 16_384)])
 def test_auto_is_8192_or_the_context_length_where_memory_allows(context: int, size: int) -> None:
     plan = plan_of(request(TWO_GPUS, QWEN3_2B, context))
-    assert plan.fits and chosen(plan) == [("cluster.micro_batch_tokens", size)]
-    assert "whichever is larger" in str(plan.choices[0])
+    (choice,) = chosen(plan)
+    assert plan.fits and choice.value == size
+    assert "whichever is larger" in str(choice)
 
 
 @pytest.mark.parametrize(("gpu_gib", "size"), [(42, 8192), (40.5, 4096), (39.8, 2100)])
@@ -88,19 +93,12 @@ def test_a_run_that_only_grades_has_no_micro_batches() -> None:
     assert plan.choices == () and RecordedLayout.of(plan.placement) == RecordedLayout(None)
 
 
-def test_a_proposal_leaves_auto_as_it_is() -> None:
-    made = request(replace(CORES_24, cores=2), SMOLLM2_135M, 256, learner_ranks=3)
-    settings_to_change = propose(made)
-    assert settings_to_change == {"cluster.learner_ranks": 1}
-    assert size_of(lay_out(made.with_settings(settings_to_change))) == 7168
-
-
 def test_a_plan_prints_the_size_with_its_reason() -> None:
     made = request(CORES_24, SMOLLM2_135M, 256)
     console = Console(record=True, width=400, file=io.StringIO())
-    assert print_planned(console, made, proposed=False, as_json=False)
+    assert print_planned(console, made, smallest=False, as_json=False)
     assert "cluster.micro_batch_tokens: auto is 7168 (as much as memory allows" in console.export_text()
-    assert print_planned(console, made, proposed=False, as_json=True)
+    assert print_planned(console, made, smallest=False, as_json=True)
     assert json.loads(console.export_text())["micro_batch_tokens"] == 7168
 
 
@@ -111,7 +109,7 @@ def test_a_plan_prints_the_size_with_its_reason() -> None:
 @pytest.mark.parametrize("node", [CORES_24, TWO_GPUS, UNKNOWN])
 def test_a_number_is_used_as_it_is(node: Node, number: int) -> None:
     plan = plan_of(request(node, SMOLLM2_135M, 2048, micro_batch_tokens=number))
-    assert size_of(plan) == number and plan.choices == ()
+    assert size_of(plan) == number and chosen(plan) == []
 
 
 # -- a resumed run -----------------------------------------------------------------------------------------------------

@@ -27,7 +27,9 @@ ONE_24 = Node("box", cores=8, gpus=1, memory_bytes=64 * GIB, gpu_memory_bytes=24
 
 
 def request(node: Node, model: ModelShape | None, context: int = 4096, **cluster: Any) -> Request:
-    return Request(job(cluster=cluster), (node,), model, context)
+    """A job that trains all weights, without offload unless it is given."""
+    made = job({"algorithm": {"lora": "off"}}, cluster={"offload": "none"} | cluster)
+    return Request(made, (node,), model, context)
 
 
 def planned(node: Node, model: ModelShape | None, context: int = 4096, **cluster: Any) -> ClusterPlan:
@@ -37,7 +39,7 @@ def planned(node: Node, model: ModelShape | None, context: int = 4096, **cluster
 def test_with_one_gpu_nothing_needs_to_be_set() -> None:
     plan = planned(ONE_24, QWEN2_5_HALF_B)
     assert plan.fits and plan.placement.shares_gpus
-    assert plan.placement.bundles == [{"CPU": 1.0, "GPU": 1.0}]
+    assert plan.placement.bundles == [{"CPU": 8.0, "GPU": 1.0}]
 
 
 def test_what_fits_at_once_shares_the_memory() -> None:
@@ -93,7 +95,8 @@ def test_one_and_a_half_billion_need_the_optimizer_in_host_memory_there() -> Non
     node = replace(ONE_24, memory_bytes=96 * GIB)
     refused = planned(node, QWEN2_5_1_5B)
     assert not refused.fits
-    assert refused.problems[0].remedy.startswith("set cluster.offload to optimizer")
+    assert refused.problems[0].remedy.startswith("set method.reinforcement.algorithm.lora to {}")
+    assert planned(node, QWEN2_5_1_5B, offload="auto").placement.offload == "optimizer"
     assert planned(node, QWEN2_5_1_5B, offload="optimizer").fits
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from cluster.planning.layout import ClusterPlan
+from cluster.planning.layout import ClusterPlan, lay_out
 from cluster.planning.memory import activation_bytes, engine_memory, kv_bytes_per_token, rank_memory
 from cluster.planning.model_shape import ModelShape
 from cluster.planning.nodes import Node
-from cluster.planning.placement import Placement, Request, assign, placement_of
+from cluster.planning.placement import Placement, Request, assign
 from cluster.planning.plan import plan_placement
 from cluster.planning.units import GIB
 from tests.support.builders import job
@@ -27,13 +27,26 @@ QWEN3_8B = ModelShape(
 )
 
 
+GIVEN = {
+    "engines": 1,
+    "engine_cores": 1,
+    "learner_ranks": 1,
+    "rank_cores": 1,
+    "zero_stage": 0,
+    "offload": "none",
+    "max_num_seqs": 64,
+}
+
+
 def plan(*nodes: Node, model: ModelShape | None = None, context: int = 16_384, **cluster: Any) -> ClusterPlan:
-    return plan_placement(job(cluster=cluster), nodes, model, context)
+    """The plan of a job that trains all weights and gives the settings in GIVEN, or others for them."""
+    return plan_placement(job({"algorithm": {"lora": "off"}}, cluster=GIVEN | cluster), nodes, model, context)
 
 
 def resolved(**cluster: Any) -> Placement:
     """The settings of `cluster`, resolved for a node with eight GPUs and a context of 1,024 tokens."""
-    return placement_of(Request(job(cluster=cluster), (EIGHT_GPUS,), QWEN3_8B, 1024))
+    made = job({"algorithm": {"lora": "off"}}, cluster=GIVEN | cluster)
+    return lay_out(Request(made, (EIGHT_GPUS,), QWEN3_8B, 1024)).placement
 
 
 def on_policy(**cluster: Any) -> JobSpec:
@@ -120,17 +133,17 @@ def test_a_bundle_is_assigned_to_the_node_with_the_least_left() -> None:
             {"engines": 2, "engine_cores": 3, "learner_ranks": 2},
             "cluster",
             "needs 8 cores (engines 2 x 3, learner ranks 2 x 1), the cluster has 2",
-            "set cluster.engine_cores to 1, cluster.engines to 1 and cluster.learner_ranks to 1",
+            "set cluster.learner_ranks to auto, cluster.engines to auto and cluster.engine_cores to auto",
         ),
         (
             LAPTOP,
             {"engine_gpus": 1},
             "cluster.engine_gpus",
             "needs 2 GPUs (engines 1 x 1, learner ranks 1 x 1), the cluster has 0",
-            "set cluster.engine_gpus to 0",
+            "set cluster.engine_gpus to auto",
         ),
-        (EIGHT_GPUS, {"engines": 8, "engine_cores": 4}, "cluster", "needs 9 GPUs", "set cluster.engines to 7"),
-        (LAPTOP, {"engine_cores": 5, "engine_gpus": 4}, "cluster", "needs 6 cores", "cluster.engine_gpus to 0"),
+        (EIGHT_GPUS, {"engines": 8, "engine_cores": 4}, "cluster", "needs 9 GPUs", "set cluster.engines to auto"),
+        (LAPTOP, {"engine_cores": 5, "engine_gpus": 4}, "cluster", "needs 6 cores", "cluster.engine_gpus to auto and"),
     ],
 )
 def test_missing_resources_are_reported_with_numbers_and_a_remedy(
@@ -168,12 +181,13 @@ def test_colocated_engines_and_ranks_take_turns_on_one_core() -> None:
 
 
 def test_an_engine_of_several_gpus_shares_none() -> None:
-    made = plan_placement(on_policy(colocated=True, engine_gpus=4, learner_ranks=4), [EIGHT_GPUS], None, 2048)
-    assert made.placement.bundles == [{"CPU": 4.0, "GPU": 4.0}]
+    spec = on_policy(colocated=True, engine_gpus=4, learner_ranks=4, rank_cores=1)
+    made = plan_placement(spec, [EIGHT_GPUS], None, 2048)
+    assert made.placement.bundles == [{"CPU": 16.0, "GPU": 4.0}]
     assert [made.placement.bundle_of_rank(i) for i in range(4)] == [0, 0, 0, 0]
     assert codes(made.problems) == ["colocated_on_gpus"]
     shared = plan_placement(on_policy(colocated=True, engines=4, learner_ranks=4), [EIGHT_GPUS], None, 2048)
-    assert shared.problems == () and shared.placement.bundles == [{"CPU": 1.0, "GPU": 1.0}] * 4
+    assert shared.problems == () and shared.placement.bundles == [{"CPU": 8.0, "GPU": 1.0}] * 4
 
 
 def test_weights_are_not_broadcast_to_the_same_gpu() -> None:
@@ -262,7 +276,7 @@ def test_a_learner_that_is_too_large_for_its_gpu_gets_a_remedy() -> None:
     assert problem.code == "too_little_gpu_memory"
     assert "learner rank 0 needs" in problem.message
     assert "(optimizer 91.5 GiB, gradients" in problem.message
-    assert problem.remedy == "set cluster.learner_ranks to 3 and cluster.zero_stage to 2"
+    assert problem.remedy == "set cluster.zero_stage to auto and cluster.learner_ranks to auto"
     assert plan(EIGHT_GPUS, model=QWEN3_8B, learner_ranks=4, zero_stage=3).problems == ()
 
 
@@ -320,7 +334,7 @@ def test_a_shared_engine_is_planned_but_not_reserved_by_the_job() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (job(cluster={"share_engines": True}), "train all weights"),
+        (job({"algorithm": {"lora": "off"}}, cluster={"share_engines": True}), "train all weights"),
         (
             job({"algorithm": {"lora": {}, "max_staleness": 0}}, cluster={"share_engines": True, "colocated": True}),
             "take turns",

@@ -90,25 +90,26 @@ def test_a_node_with_less_than_that_is_warned_of_and_the_job_still_fits() -> Non
     assert console.export_text().count("warning") == 6
 
 
-def test_a_proposal_is_printed_as_in_a_job_file_with_an_estimate() -> None:
-    request = request_of_file(LEDGER / "job.yaml", TWO).with_settings({"cluster.learner_ranks": 3})
+def test_the_smallest_layout_is_printed_as_in_a_job_file_with_an_estimate() -> None:
+    too_many = request_of_file(LEDGER / "job.yaml", TWO).with_settings({"cluster.learner_ranks": 3})
     console = Console(record=True, width=400, file=io.StringIO())
-    assert not print_planned(console, request, proposed=False, as_json=False)
-    assert "-> set cluster.learner_ranks to 1" in console.export_text()
-    assert print_planned(console, request, proposed=True, as_json=False)
+    assert not print_planned(console, too_many, smallest=False, as_json=False)
+    assert "-> set cluster.learner_ranks to auto" in console.export_text()
+    request = request_of_file(LEDGER / "job.yaml", TWO)
+    assert print_planned(console, request, smallest=True, as_json=False)
     text = console.export_text()
-    assert "cluster:\n  learner_ranks: 1\n" in text
+    assert "\n  learner_ranks: 1\n" in text and "lora: 'off'\n" in text
     assert "estimated, not measured: a step takes" in text and "cores of 100 billion operations" in text
     assert "GPU hours" not in text
     assert "RAY_JOB_STOP_WAIT_TIME_S=30, terminationGracePeriodSeconds: 60" in text
 
 
-def test_the_json_of_a_proposal_has_the_settings_and_says_that_nothing_is_measured() -> None:
-    request = request_of_file(LEDGER / "job.yaml", TWO).with_settings({"cluster.learner_ranks": 3})
+def test_the_json_of_the_smallest_layout_has_its_settings_and_says_that_nothing_is_measured() -> None:
+    request = request_of_file(LEDGER / "job.yaml", TWO)
     console = Console(record=True, width=80, file=io.StringIO())
-    assert print_planned(console, request, proposed=True, as_json=True)
+    assert print_planned(console, request, smallest=True, as_json=True)
     found = json.loads(console.export_text())
-    assert (found["fits"], found["proposal"]) == (True, {"cluster.learner_ranks": 1})
+    assert found["fits"] and found["smallest"]["cluster.learner_ranks"] == 1
     estimate = found["estimate"]
     assert not estimate["measured"] and estimate["assumptions"]
     parts = estimate["sampling_s"], estimate["learning_s"]

@@ -98,7 +98,7 @@ def test_wandb_gets_hyperparameters_and_the_key_and_no_text_address_or_path(tmp_
     assert (made["id"], made["resume"], made["mode"], made["dir"]) == (tmp_path.name, "allow", "online", str(tmp_path))
     assert (made["settings"]["api_key"], made["settings"]["base_url"]) == (SECRETS[0], "https://tracker.example")
     config = made["config"]
-    assert (config["model"], config["hyperparameters.n_epochs"], config["cluster.engines"]) == ("small", "auto", 1)
+    assert (config["model"], config["hyperparameters.n_epochs"], config["cluster.engines"]) == ("small", "auto", "auto")
     assert not any(text in str(config) for text in ("example", "/models", "secret", "search"))
 
 

@@ -39,7 +39,7 @@ def problems_of(job: Any, environment: dict[str, str] | None = None) -> list[Pro
 def test_a_minimal_job_needs_model_file_and_grader() -> None:
     job = job_of(raw_job())
     assert Path(job.training_file).name == "train.jsonl"
-    assert job.cluster.engines == job.cluster.learner_ranks == 1
+    assert job.cluster.engines == job.cluster.learner_ranks == "auto"
 
 
 def test_yaml_and_json_are_equivalent_and_paths_are_relative_to_the_job_file(tmp_path: Path) -> None:

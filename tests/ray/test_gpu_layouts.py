@@ -1,0 +1,63 @@
+"""Jobs on simulated GPUs: Ray's resources without devices. Placement groups are created; nothing trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+from ray._common.utils import reset_ray_address
+from ray.cluster_utils import Cluster
+
+from cluster.planning.placement import Request, size_of
+from cluster.planning.plan import plan_of
+from cluster.ray_cluster.live_nodes import live_nodes
+from cluster.ray_cluster.seats import Seats
+from tests.ray.job_actors import MARKS
+from tests.support.builders import job
+
+pytestmark = MARKS
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Cluster]:
+    """A head without cores, and two nodes of eight GPUs."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    reset_ray_address()  # Ray stores the address, and other tests would connect to it
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=16, num_gpus=8)
+        ray.init(cluster.address, log_to_driver=False)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+async def reserved(run: str, max_gpus: int | None = None, **given: Any) -> tuple[Seats, float]:
+    """Plan a job on the nodes as they are, reserve its layout, and return its seats and its number of GPUs."""
+    plan = plan_of(Request(job(cluster=given), tuple(live_nodes()), None, 1024, max_gpus=max_gpus))
+    assert plan.fits
+    seats = Seats(plan.placement, run)
+    placed = await seats.ready(print, timeout_s=30)
+    assert placed == list(range(plan.placement.engines))
+    return seats, size_of(plan.placement)[0]
+
+
+async def test_a_job_gets_all_gpus_and_the_next_one_those_that_are_left(nodes: Cluster) -> None:
+    alone, num_gpus = await reserved("alone")
+    assert num_gpus == 16
+    alone.release()
+    first, num_first = await reserved("first", max_gpus=6)
+    assert sum(node.held_gpus for node in live_nodes()) == num_first == 6
+    second, num_second = await reserved("second")
+    assert num_second == 10
+    for seats in (first, second):
+        seats.release()
+
+
+async def test_an_engine_of_several_gpus_is_placed_next_to_ranks(nodes: Cluster) -> None:
+    seats, num_gpus = await reserved("large", engine_gpus=8)
+    assert num_gpus == 16
+    seats.release()
