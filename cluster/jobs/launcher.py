@@ -23,8 +23,8 @@ from trainer.errors import Problem, RftError
 
 T = TypeVar("T")
 
-DRIVER = (sys.executable, "-m", "cluster.jobs.driver")
-DRAFT = (sys.executable, "-m", "cluster.jobs.draft")
+DRIVER = (sys.executable, "-P", "-m", "cluster.jobs.driver")
+DRAFT = (sys.executable, "-P", "-m", "cluster.jobs.draft")
 ALIVE = (JobStatus.PENDING, JobStatus.RUNNING)
 
 

@@ -28,6 +28,7 @@ from actors.runtime.temporary import short_temporary_folder
 from cluster.planning.nodes import Node
 from cluster.ray_cluster.live_nodes import live_nodes
 from cluster.ray_cluster.loopback import LOOPBACK_ONLY, keep_token_private, on_the_loopback
+from cluster.ray_cluster.search_path import job_config
 from trainer.errors import InvalidJob, Problem, RftError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -85,6 +86,7 @@ def _session(address: str | None) -> Iterator[list[Node]]:
                 logging_level=logging.ERROR,
                 log_to_driver=False,
                 configure_logging=False,
+                job_config=job_config(),
                 **({} if address else {"num_cpus": usable_cores()}),
             )
     except Exception as error:  # Ray raises bare ones

@@ -16,7 +16,7 @@ import typer
 def open_console(run: Path, *, resumed: bool) -> Iterator[None]:
     """Opens the console over a run folder in the browser; after the run it stays until Ctrl-C."""
     on_terminal = sys.stdin is not None and sys.stdin.isatty()
-    command = [sys.executable, "-m", "serve.host.one_run", str(run), *(["--resumed"] if resumed else [])]
+    command = [sys.executable, "-P", "-m", "serve.host.one_run", str(run), *(["--resumed"] if resumed else [])]
     # In a session of its own: Ctrl-C is for the training, and the console ends after it, with its standard input.
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Iterator
+from contextlib import ExitStack, chdir
 from ipaddress import IPv6Address, ip_address
 
 import psutil
@@ -39,10 +40,21 @@ def is_loopback(text: str) -> bool:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def local_run() -> Iterator[None]:
-    with ray_session(None):
+def local_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A run that starts in a folder with a user's own modules, which have the names of our packages."""
+    folder = tmp_path_factory.mktemp("job")
+    for name in ("trainer", "actors", "cluster", "serve"):
+        (folder / f"{name}.py").write_text("raise ImportError('not ours')\n")
+    with ExitStack() as session:
+        with chdir(folder):
+            session.enter_context(ray_session(None))
         yield
     gc.collect()  # Ray's process handles warn when they are collected: here the warnings are expected
+
+
+async def test_a_user_s_own_modules_are_not_imported_in_place_of_ours() -> None:
+    (dispatcher,) = start_dispatchers([], LOCAL, 1)
+    assert await asyncio.wait_for(dispatcher.endpoint_stats.remote(), 60) == {}
 
 
 async def test_a_local_run_listens_on_the_loopback_address_only() -> None:

@@ -1,0 +1,16 @@
+"""A user's own modules beside the job, such as `trainer.py`, are never imported in place of our packages."""
+
+from __future__ import annotations
+
+import re
+
+from tests.support.paths import ROOT
+
+PACKAGES = ("trainer", "actors", "cluster", "serve")
+WITH_WORKING_DIRECTORY = re.compile(rf'sys\.executable, "-m", "(?:{"|".join(PACKAGES)})\.')
+
+
+def test_our_programs_do_not_search_the_working_directory() -> None:
+    sources = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    unsafe = [str(path) for path in sources if WITH_WORKING_DIRECTORY.search(path.read_text(encoding="utf-8"))]
+    assert unsafe == [], "give Python the option -P"
