@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP stop `train`, `eval`, `ready` and `serve`, whoever reads what they print."""
+"""SIGINT, SIGTERM and SIGHUP stop `train`, `eval`, `ready` and `serve`, even if nobody reads their output."""
 
 from __future__ import annotations
 
