@@ -118,9 +118,9 @@ def call_all(
     (folder / "request.json").write_text(json.dumps(request))
     made = re.findall(r"ftjob-\w+", run("jobs", "create", folder / "request.json"))[0]
     commands.wait_for(made, "running")
-    for action, state in (("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
+    for action, status in (("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
         assert re.search(STATES, run("jobs", action, made))
-        assert state in run("jobs", "get", made) or action == "resume"
+        assert status in run("jobs", "get", made) or action == "resume"
 
     assert checkpoint in {model["id"] for model in commands.lines("models", "list")}
     run("models", "delete", checkpoint)
