@@ -48,7 +48,7 @@ class CallErrors:
         return cut(self.scrub(one_line(text)), EXCERPT_CHARS)
 
     def described(self, answer: HttpAnswer, asked: str = "") -> str:
-        """An answer that is a failure: its status, what it `asked` for, and its reason."""
+        """An answer in messages: its status, what it `asked` for, and its reason."""
         what = status_text(answer.status) + (f": {NO_CREDIT}" if answer.has_no_credit else asked)
         reason = self.excerpt(answer.reason)
         return f"{what} ({reason})" if reason else what

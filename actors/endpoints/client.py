@@ -191,6 +191,10 @@ class EndpointClient:
         """As CallErrors.excerpt."""
         return self._errors.excerpt(text)
 
+    def described(self, answer: HttpAnswer) -> str:
+        """As CallErrors.described."""
+        return self._errors.described(answer)
+
     def bad_answer(self, answer: HttpAnswer, why: str, remedy: str = "") -> Discard:
         """As CallErrors.bad_answer, for a caller that cannot use an answer; the error is counted."""
         error = self._errors.bad_answer(answer, why, remedy)

@@ -24,7 +24,7 @@ from actors.endpoints.signing import Signer
 from actors.runtime.timing import REAL_TIMING, Timing
 from actors.runtime.tracing import NO_TRACES, Tracer, failed
 from actors.tools.session_journal import SessionJournal
-from trainer.errors import Discard, EndpointRefused, RftError, ToolFailed
+from trainer.errors import EndpointRefused, RftError, ToolFailed
 from trainer.spec.endpoints import SessionSpec
 from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
 
@@ -140,8 +140,8 @@ class SessionBook:
         self._next_news = timing.clock()
         self._closed = False
         self._stats = SessionStats()
-        self.refused_end: Discard | None = None
-        """The latest answer to an end request other than a 2xx, as an error."""
+        self.refused_end = ""
+        """The latest answer to an end request other than a 2xx, for messages."""
 
     async def start(self, trace_id: str, item: dict[str, Any], owner: str = "") -> None:
         """Open the session of one rollout; returns when it can be used. Cancelling this ends the session.
@@ -343,7 +343,7 @@ class SessionBook:
             return False
         if self._ends is not None and answer is not None and not answer.ok:
             self._stats.errors[f"end_{answer.status}"] += 1
-            self.refused_end = self._ends.bad_answer(answer, "a session that is closed must be answered with 200")
+            self.refused_end = self._ends.described(answer)
         return True
 
     async def _post(self, client: EndpointClient | None, body: dict[str, Any], what: str) -> HttpAnswer | None:

@@ -90,12 +90,11 @@ async def _in_a_session(
         problems = [_failed(error, "session_failed", field, f"{SESSION}.headers", wanted, may_take_s)]
     finally:
         left = await book.close("dry_run", deadline_s=trial.timeout_s)
-    refused = book.refused_end
     failed = [kind for kind in book.stats()["errors"] if kind.startswith("end_")]
     if (left or failed) and all(problem.code in WARNINGS for problem in problems):
-        message = "a session was not ended by the deadline" if refused is None else refused.problem
+        answered = f"the request is answered with {book.refused_end}" if book.refused_end else "there is no answer"
+        message = events[0] if events else f"a session cannot be ended: {answered}"
         remedy = "make it answer any JSON with status 200 once the session is closed"
-        message = events[0] if events else message
         problems.append(Problem("session_failed", f"{SESSION}.end_url", message, remedy))
     return problems
 

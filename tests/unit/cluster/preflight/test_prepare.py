@@ -43,7 +43,7 @@ from trainer.spec.job_file import load_job, read_job
 from trainer.spec.operator.config import NOTHING_ALLOWED, ModelEndpoint, Operator
 from trainer.spec.schemas.json_schema import schema_mistake
 
-FEW_ROWS = "so few are learned by heart"
+FEW_ROWS = "the model will memorize so few"
 SECRET = "sk-very-secret-4711"
 NODE = Node("a", cores=2.0)
 PLENTY = Free(disk_bytes=1 << 40, shm_bytes=1 << 34)
