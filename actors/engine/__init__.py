@@ -2,3 +2,8 @@
 
 Nothing that knows tools, graders or the episode loop: an engine turns tokens into tokens.
 """
+
+import logging
+
+# At its import on CPUs vLLM warns about Triton. It sets its own level once an engine starts.
+logging.getLogger("vllm").setLevel(logging.ERROR)
