@@ -254,7 +254,8 @@ async def ended_well(run: Run, view: LiveView, signals: Signals) -> AsyncIterato
         run.failed(error)
         raise
     finally:
-        await asyncio.shield(run.close())
+        with signals.graceful(lambda: None):  # a first signal that arrives now has nothing left to stop
+            await asyncio.shield(run.close())
 
 
 def _print_line(console: Console, label: str, text: str) -> None:

@@ -44,8 +44,9 @@ from trainer.spec.offload import Offload
 from trainer.spec.operator.config import NOTHING_ALLOWED
 from trainer.types import Group, GroupRequest, StepReport, TrainSequence
 
-Command = Literal["train", "eval", "ready", "serve", "stuck"]
-"""`stuck` goes on after a signal, as a run does whose update takes long; it gets the signal again and again."""
+Command = Literal["train", "eval", "ready", "serve", "stuck", "closing"]
+"""`stuck` goes on after a signal, as a run does whose update takes long; it gets the signal again and again. `closing`
+is an evaluation that gets the signal when it is done, while its actors end."""
 Output = Literal["open", "closed", "unread"]
 """`closed` as by `>&-`; `unread` is a pipe whose reader has ended, as `| tee` does at Ctrl-C."""
 STEPS, STEP_S, SIGNAL_AFTER = 200, 0.02, 2
@@ -68,23 +69,26 @@ class Stopped:
 class FakeActors:
     """The actors of a run; `notify` is called in the middle of the run."""
 
-    def __init__(self, notify: Callable[[], None]) -> None:
-        self.fleet = _Rollouts(notify)
+    def __init__(self, command: Command, notify: Callable[[], None]) -> None:
+        self.fleet = _Rollouts(notify) if command != "closing" else _Rollouts()
         self.learner = _Learner(notify)
+        self._notify = notify
 
     async def start(self) -> None: ...
 
-    async def shutdown(self) -> None: ...
+    async def shutdown(self) -> None:
+        self._notify()  # what has not notified before is closing
+        await asyncio.sleep(STEP_S)
 
 
 class _Rollouts(FakeRollouts):
-    def __init__(self, notify: Callable[[], None]) -> None:
+    def __init__(self, notify: Callable[[], None] | None = None) -> None:
         super().__init__()
         self.board = Board()
         self._notify = notify
 
     async def sample(self, request: GroupRequest) -> Group:
-        if request.purpose == "test":  # all that `eval` and `ready` sample
+        if request.purpose == "test" and self._notify is not None:  # all that `eval` and `ready` sample
             self._notify()
             await asyncio.sleep(STEPS * STEP_S)
         return await super().sample(request)
@@ -124,7 +128,7 @@ async def run_command(command: Command, folder: Path, notify: Callable[[], None]
     console, path = Console(), folder / "run"
     with Signals() as signals:
         view, metrics, kept = LiveView(STEPS, console), MetricsSink(None, path), RunFolder(path)
-        actors: Any = lambda *given: FakeActors(notify)  # noqa: E731
+        actors: Any = lambda *given: FakeActors(command, notify)  # noqa: E731
         run = Run(
             prepared(folder),
             *(NOTHING_ALLOWED, None, kept, view, metrics, signals, console, None, False, ["job.yaml"], False),
@@ -134,7 +138,7 @@ async def run_command(command: Command, folder: Path, notify: Callable[[], None]
             match command:
                 case "train":
                     await run.train()
-                case "eval":
+                case "eval" | "closing":
                     await run.evaluation("training_file", 2)
                 case "ready":
                     await run.look(Look(samples=2))

@@ -18,12 +18,13 @@ OUTPUTS = (("unread", "unread"), ("closed", "open"), ("open", "closed"))
 NUMBERS = ("SIGINT", "SIGTERM", "SIGHUP")
 STOPPED = list(product(("train", "eval", "ready", "serve"), NUMBERS, OUTPUTS))
 STUCK = list(product(("stuck",), ("SIGINT", "SIGTERM"), OUTPUTS[:1]))
+CLOSING = list(product(("closing",), NUMBERS, OUTPUTS[1:2]))
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, dict[str, Any]]:
     """How each command ended, by its variant."""
-    variants = STOPPED + STUCK
+    variants = STOPPED + STUCK + CLOSING
     command = [sys.executable, "-m", "tests.support.stopped_runs", str(tmp_path_factory.mktemp("runs"))]
     done = subprocess.run(command, input=json.dumps(variants), cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     return dict(zip(variants, json.loads(done.stdout), strict=True))
@@ -50,3 +51,11 @@ def test_a_second_signal_ends_a_command_that_goes_on(
     ended: dict[Any, dict[str, Any]], command: str, number: str, outputs: Outputs
 ) -> None:
     assert ended[command, number, outputs]["code"] == 130
+
+
+@pytest.mark.parametrize(("command", "number", "outputs"), CLOSING)
+def test_a_command_that_is_done_closes_its_run_even_if_a_signal_arrives(
+    ended: dict[Any, dict[str, Any]], command: str, number: str, outputs: Outputs
+) -> None:
+    found = ended[command, number, outputs]
+    assert (found["code"], found["outcome"], found["has_report"]) == (0, "done", True), found
