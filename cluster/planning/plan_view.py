@@ -96,7 +96,7 @@ def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:
     for problem in (*plan.lacking, *plan.problems):
         console.print(f"[red]does not fit[/] {escape(str(problem))}", highlight=False, soft_wrap=True)
     if plan.fits:
-        console.print(f"[green]it fits[/], and {HEADROOM:.0%} of all memory that is known stay free")
+        console.print(f"[green]it fits[/]: at least {HEADROOM:.0%} of the known memory stays free")
 
 
 def _settings_of(request: Request, placement: Placement) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def nested(settings: Settings) -> dict[str, Any]:
 def print_estimate(console: Console, estimate: Estimate) -> None:
     """Print the time of a step and of the run, and what was assumed."""
     parts = f"sampling {_time(estimate.sampling_s)}, learning {_time(estimate.learning_s)}"
-    total = f"{estimate.steps} steps: {estimate.hours:.1f} hours"
+    total = f"{estimate.steps} steps: {_time(3600 * estimate.hours)}"
     total += f", {estimate.gpu_hours:.1f} GPU hours" if estimate.num_gpus else ""
     say = partial(console.print, highlight=False, soft_wrap=True)
     say(f"estimated, not measured: a step takes {_time(estimate.step_s)} ({parts}); {total}")
@@ -151,7 +151,9 @@ def print_stop_time(console: Console, stop: StopTime) -> None:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
 
 
 def _memory_table(firsts: Sequence[Assignment]) -> Table:

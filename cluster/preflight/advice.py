@@ -24,7 +24,7 @@ from trainer.spec.plan import Plan
 from trainer.types import Task
 
 MANY_EPOCHS = 20
-"""Above this, rows are mostly learned by heart. `auto` comes to more with fewer than 16 rows."""
+"""Above this, rows are usually memorized. `auto` comes to more with fewer than 16 rows."""
 OPENAI_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """Names of functions in OpenAI's API: the agent's own program could not send others."""
 MAX_NAMES = 50
@@ -57,7 +57,7 @@ def advice(job: JobSpec, plan: Plan, renderer: Renderer, files: Mapping[str, Seq
 def _row_advice(plan: Plan, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:
     if plan.n_epochs > MANY_EPOCHS:
         rows = f"{plan.num_rows} row{'s' * (plan.num_rows > 1)} for {plan.n_epochs} epochs"
-        yield f"training_file: {rows}: so few are learned by heart; add rows (some dozens are a start)"
+        yield f"training_file: {rows}: the model will memorize so few; add rows (a few dozen are a start)"
     for name, tasks in files.items():
         if again := _repeated(tasks):
             what = f"{len(again)} of {len(tasks)} rows repeat an earlier row (rows {ranges(again)})"

@@ -153,15 +153,15 @@ def print_plan(console: Console, prepared: Prepared) -> None:
         _print_training(console, prepared)
     parts = (
         (
-            "shared engine(s)" if placement.shared else "engine(s)",
+            "shared engine" if placement.shared else "engine",
             placement.engines,
             placement.engine_cores,
             placement.engine_gpus,
         ),
-        ("learner rank(s)", placement.learner_ranks, placement.rank_cores, placement.rank_gpus),
+        ("learner rank", placement.learner_ranks, placement.rank_cores, placement.rank_gpus),
     )
     resources = [
-        f"{count} {name} x {cores} core(s)" + (f" and {gpus} GPU(s)" if gpus else "")
+        f"{_counted(count, name)} x {_counted(cores, 'core')}" + (f" and {_counted(gpus, 'GPU')}" if gpus else "")
         for name, count, cores, gpus in parts
         if count
     ]
@@ -185,23 +185,29 @@ def print_plan(console: Console, prepared: Prepared) -> None:
 
 def _print_training(console: Console, prepared: Prepared) -> None:
     plan = prepared.plan
-    rows = f"{plan.num_rows} rows x {plan.n_epochs} epochs"
+    rows = f"{_counted(plan.num_rows, 'row')} x {_counted(plan.n_epochs, 'epoch')}"
     say = partial(console.print, highlight=False, soft_wrap=True)
-    say(f"  {rows}: {plan.steps} steps of {plan.batch_size} rows, learning rate {plan.learning_rate:g}")
+    steps = f"{_counted(plan.steps, 'step')} of {_counted(plan.batch_size, 'row')}"
+    say(f"  {rows}: {steps}, learning rate {plan.learning_rate:g}")
     for choice in prepared.choices:
         say(f"  {choice}", style="dim")
     if interval := str(prepared.job.cluster.checkpoint_interval):
-        say(f"  a checkpoint every {interval}, beside those of validations")
+        say(f"  a checkpoint every {interval}, in addition to those of validations")
     if (stop := prepared.stop) is not None:
         took = f"about {stop.checkpoint_s:.0f} s" if stop.checkpoint_s >= 1 else "less than a second"
-        say(f"  a checkpoint has {size(stop.checkpoint_bytes)} and takes {took}, by the speed measured here")
+        say(f"  a checkpoint has {size(stop.checkpoint_bytes)} and takes {took} at the speed measured here")
     if prepared.job.method.type == "reinforcement":
         limits = prepared.job.reinforcement.limits
-        validation = f"{len(prepared.validation)} validation rows every {plan.eval_interval} steps"
-        test = f"{len(prepared.test)} test rows before and after"
+        every = "step" if plan.eval_interval == 1 else f"{plan.eval_interval} steps"
+        validation = f"{_counted(len(prepared.validation), 'validation row')} every {every}"
+        test = f"{_counted(len(prepared.test), 'test row')} before and after"
         say(
-            f"  {plan.group_size} rollouts per row, {plan.rollouts_per_step} per step, at most "
+            f"  {_counted(plan.group_size, 'rollout')} per row, {plan.rollouts_per_step} per step, at most "
             f"{plan.rollouts_per_step * limits.max_completion_tokens:,} sampled tokens per step; "
-            f"{plan.updates_per_batch} update(s) per step; "
+            f"{_counted(plan.updates_per_batch, 'update')} per step; "
             f"{validation if prepared.validation else 'no validation'}; {test if prepared.test else 'no test'}"
         )
+
+
+def _counted(number: float, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

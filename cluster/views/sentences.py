@@ -90,7 +90,7 @@ def _evaluated(event: e.Evaluated) -> str:
     interval = found.interval("grade")
     grade = f"grade {found.grade:.3f}" + (f" {interval.bounds('{:.3f}')}" if interval else "")
     rows = found.graded_rows or found.num_rows
-    count = f"({found.num_rollouts} rollouts of {rows} rows" + (", which are few)" if rows < FEW else ")")
+    count = f"({found.num_rollouts} rollouts of {rows} rows" + (", a small sample)" if rows < FEW else ")")
     if event.name == e.VALIDATION:
         return f"validation at step {event.step}: {grade}, reward {found.reward:.3f} {count}"
     return f"{event.name}: {grade}, {found.tool_calls:.2f} tool calls {count}"

@@ -419,7 +419,7 @@ def _print_error(error: RftError, code: int) -> int:
     console = Console(stderr=True, emoji=False)
     console.print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
     if isinstance(error, InvalidJob) and error.problems:
-        hint = f"agent-rft explain {error.problems[0].code} says more; so it does about any other code in brackets"
+        hint = f"agent-rft explain {error.problems[0].code} explains this problem, and any other code in brackets"
         console.print(hint, soft_wrap=True, markup=False, highlight=False)
     return code
 

@@ -30,27 +30,27 @@ NOT_READY = 4
 
 def ready_command(
     job: JobFile,
-    samples: Annotated[int, typer.Option(min=2, max=128, help="draws of each row")] = 8,
+    samples: Annotated[int, typer.Option(min=2, max=128, help="rollouts per row")] = 8,
     file: Annotated[
-        Literal["training_file", "validation_file", "test_file"], typer.Option(help="which file of the job")
+        Literal["training_file", "validation_file", "test_file"], typer.Option(help="file of the job to sample")
     ] = "training_file",
     target_latency: Annotated[
-        float | None, typer.Option(min=0.0, help="wanted model and tool time of a rollout, in seconds")
+        float | None, typer.Option(min=0.0, help="target for the model and tool time of a rollout, in seconds")
     ] = None,
     export_sft: Annotated[
         Path | None,
-        typer.Option("--export-sft", help="write the best draws that pass to this file, as rows of a supervised job"),
+        typer.Option("--export-sft", help="file for the best passing rollouts, as rows of a supervised job"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object; everything else goes to stderr")] = False,
     resume: Annotated[
         Path | None,
-        typer.Option(help="go on in this run folder of a stopped `ready`", autocompletion=completion.run_folders),
+        typer.Option(help="run folder of a stopped `ready` to resume", autocompletion=completion.run_folders),
     ] = None,
     runs: Runs = Path("runs"),
     address: ClusterAddress = None,
     config: ConfigFile = None,
 ) -> None:
-    """Draw each row several times and say whether to train, and how: train, fix_first or warm_start.
+    """Sample each row several times and report whether to train: train, fix_first or warm_start.
 
     Exit code 0 for train, 4 for the other verdicts. The run folder has readiness.html with the variance plot.
     """

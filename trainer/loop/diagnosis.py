@@ -26,7 +26,7 @@ WORDS: Mapping[Cause, tuple[str, str]] = {
         "every answer is right already",
         "take harder rows, or train only for fewer calls and tokens with penalties in `reward`",
     ),
-    "guarded": ("the guard {name} set the rewards of nearly all rollouts", "look whether it finds what it should"),
+    "guarded": ("the guard {name} set the rewards of nearly all rollouts", "check whether it finds what it should"),
     "cut_off": (
         "nearly all rollouts were cut off before they answered",
         "raise limits.max_completion_tokens or cluster.context_length, or ask for shorter answers",
@@ -37,8 +37,8 @@ WORDS: Mapping[Cause, tuple[str, str]] = {
     ),
     "no_calls": (
         "no rollout called a tool",
-        "look whether the prompt shows them (the chat template may not); a model that was never taught to call tools "
-        "needs supervised training first",
+        "check whether the prompt shows the tools (the chat template may not); a model that was never taught to call "
+        "tools needs supervised training first",
     ),
     "malformed_calls": (
         "nearly all tool calls could not be read",
@@ -71,7 +71,7 @@ WORDS: Mapping[Cause, tuple[str, str]] = {
     ),
     "too_hard": (
         "the rollouts differ, but none has a grade above 0",
-        "look whether the grader gives more for a right answer; else take easier rows, let it give partial credit, or "
+        "check whether the grader gives more for a right answer; else take easier rows, let it give partial credit, or "
         "train supervised first",
     ),
     "unknown": ("the cause is not known", "look at the traces"),

@@ -130,7 +130,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         ),
         "early_stop_without_validation": CheckCode(
             "A job stops early once the mean reward over its validation file stops rising, and this job has no such "
-            "file. The reward of training rows says little: they are others at each step, and are learned by heart.",
+            "file. The reward of training rows says little: they are others at each step, and are memorized.",
             "Set `validation_file` to rows that are not in the training file, or remove `early_stop`.",
             stops_accepted=False,
         ),
@@ -167,7 +167,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         ),
         "invalid_n_examples": CheckCode(
             "A file has fewer or more rows than the operator allows (`jobs.min_training_rows` and so on). Few rows are "
-            "learned by heart; too many are mostly a mistake.",
+            "memorized; too many are usually a mistake.",
             "Add or remove rows, or ask the operator to change the limit.",
             stops_accepted=False,
         ),

@@ -75,7 +75,7 @@ REASONS: dict[Reason, Meaning] = {
     ),
     Reason.TOO_FEW_ROWS: Meaning(
         "fix_first",
-        "So few rows differ from each other that the model would learn them by heart, and other rows would not gain.",
+        "So few rows differ from each other that the model would memorize them, and not get better at other rows.",
         "Write more rows, each with a question of its own.",
     ),
     Reason.CONTRADICTORY_ROWS: Meaning(
@@ -110,12 +110,12 @@ REASONS: dict[Reason, Meaning] = {
     Reason.TOO_HARD: Meaning(
         "warm_start",
         "Most rows fail in all their rollouts, so no rollout shows what would be better.",
-        "Train on supervised rows first: write some, or take the best draws of a stronger model (`--export-sft`). Or "
-        "give partial credit in the grader, or take easier rows.",
+        "Train on supervised rows first: write some, or take the best rollouts of a stronger model (`--export-sft`). "
+        "Or give partial credit in the grader, or take easier rows.",
     ),
     Reason.TOOLS_UNUSED: Meaning(
         "warm_start",
-        "Rows offer tools and the rollouts hardly ever call one: what is never sampled cannot be reinforced.",
+        "Rows offer tools, but the rollouts rarely call one: what is never sampled cannot be reinforced.",
         "Say in the prompt when to call which tool. If that does not help, train on supervised rows with calls first.",
     ),
     Reason.NEAR_DUPLICATES: Meaning(

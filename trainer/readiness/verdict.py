@@ -94,7 +94,7 @@ def _of_the_run(evidence: Evidence) -> Iterator[Found]:
 
 def _of_the_data(data: DataFinding) -> Iterator[Found]:
     if data.distinct < MIN_ROWS and data.file == TRAINED:
-        yield Found(Reason.TOO_FEW_ROWS, f"the training file has {data.distinct} different questions")
+        yield Found(Reason.TOO_FEW_ROWS, f"the training file has only {data.distinct} different questions")
     if data.contradictory_share > MAX_CONTRADICTORY:
         words = f"{data.contradictory_share:.0%} of the rows ask what another row asks, with another reference"
         yield Found(Reason.CONTRADICTORY_ROWS, f"{words}: {_lines(data.contradictory)}")
@@ -116,11 +116,11 @@ def _of_the_draws(evidence: Evidence) -> Iterator[Found]:
     if behaviour is None:
         return
     if behaviour.calling is not None and behaviour.calling < MIN_CALLING and shares.all_right < MAX_PASS:
-        yield Found(Reason.TOOLS_UNUSED, f"{behaviour.calling:.1%} of the rollouts with tools called one")
+        yield Found(Reason.TOOLS_UNUSED, f"{behaviour.calling:.1%} of the rollouts with tools called a tool")
     if evidence.pass_rate.mean > MAX_PASS and not evidence.penalties:
         yield Found(Reason.TOO_EASY, f"{evidence.pass_rate.mean:.0%} of the rollouts pass")
     elif shares.signal < MIN_SIGNAL:
-        words = f"the rollouts of only {shares.signal:.0%} of the rows differ in reward"
+        words = f"the rollouts of {shares.signal:.0%} of the rows differ in reward"
         least = max(shares.all_right, shares.all_wrong, shares.equal)
         if least == shares.all_wrong:
             yield Found(Reason.TOO_HARD, f"{words}; in {shares.all_wrong:.0%} all are wrong")

@@ -323,8 +323,12 @@ class CheckpointInterval(Strict):
         )
 
     def __str__(self) -> str:
-        limits = (f"{self.minutes:g} minute(s)" if self.minutes else "", f"{self.steps} step(s)" if self.steps else "")
-        return " or ".join(filter(None, limits))
+        limits = []
+        if self.minutes:
+            limits.append("minute" if self.minutes == 1 else f"{self.minutes:g} minutes")
+        if self.steps:
+            limits.append("step" if self.steps == 1 else f"{self.steps} steps")
+        return " or ".join(limits)
 
 
 class ClusterSpec(Strict):

@@ -31,7 +31,7 @@ def print_readiness(console: Console, found: Readiness) -> None:
             say(f"    -> {escape(text.remedy)}")
     shares = found.shares
     say(
-        f"{len(found.rows)} rows, {found.samples} draws each: {shares.signal:.0%} with signal, "
+        f"{len(found.rows)} rows, {found.samples} rollouts each: {shares.signal:.0%} with signal, "
         f"{shares.all_wrong:.0%} all wrong, {shares.all_right:.0%} all right, {shares.equal:.0%} equal otherwise"
     )
     say(escape(f"grade {found.grade}; pass@k: " + ", ".join(f"{entry.k}: {entry.share}" for entry in found.pass_at)))

@@ -33,7 +33,7 @@ def quality(
     steps: Steps, validations: Sequence[tuple[int, Evaluation]], tests: Sequence[tuple[int, Evaluation]]
 ) -> list[dict[str, Any]]:
     """The chart of grades and reward in training, validation and test; error bars are 95 % confidence intervals."""
-    reads = "a train curve that rises alone means that rows are learned by heart; bars are 95 % intervals"
+    reads = "a train curve that rises alone means that rows are memorized; bars are 95 % intervals"
     chart = Chart("Grade and reward", reads, scale="fitted")
     curves = [
         _curve(chart, steps, name, METRICS[name].label) | {"line": {"width": 1.5, "dash": dash}, "opacity": 0.75}

@@ -46,7 +46,7 @@ def test_rows_that_repeat_earlier_ones_are_named_by_line() -> None:
 
 def test_many_epochs_over_a_few_rows_are_told() -> None:
     (warning,) = told(rows("a", "b", "c"), num_rows=3, n_epochs=107)
-    assert warning.startswith("training_file: 3 rows for 107 epochs: so few are learned by heart")
+    assert warning.startswith("training_file: 3 rows for 107 epochs: the model will memorize so few")
 
 
 def test_a_warm_up_that_never_ends_is_told() -> None:

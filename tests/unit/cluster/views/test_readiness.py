@@ -52,5 +52,6 @@ def test_the_terminal_shows_the_verdict_its_remedies_and_the_figures() -> None:
     out = io.StringIO()
     print_readiness(Console(file=out, width=120, color_system=None), found(*[[0.0] * 4] * 3))
     text = out.getvalue()
-    assert text.startswith("Fix this first (fix_first)\n- the training file has 3 different questions [too_few_rows]\n")
+    few = "the training file has only 3 different questions [too_few_rows]"
+    assert text.startswith(f"Fix this first (fix_first)\n- {few}\n")
     assert "all wrong" in text and "pass@k: 1: 0.00" in text and "estimate of a training: 6 steps" in text

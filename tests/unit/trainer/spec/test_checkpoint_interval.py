@@ -37,7 +37,7 @@ def test_a_number_that_nobody_means_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_it_is_a_setting_of_the_cluster_and_says_itself_in_words() -> None:
-    assert str(job().cluster.checkpoint_interval) == "15 minute(s)"
+    assert str(job().cluster.checkpoint_interval) == "15 minutes"
     cluster = {"checkpoint_interval": {"minutes": 0.5, "steps": 2}}
-    assert str(job(cluster=cluster).cluster.checkpoint_interval) == "0.5 minute(s) or 2 step(s)"
+    assert str(job(cluster=cluster).cluster.checkpoint_interval) == "0.5 minutes or 2 steps"
     assert str(CheckpointInterval(minutes=None)) == ""
