@@ -16,6 +16,7 @@ from cluster.ray_cluster.live_nodes import live_nodes
 from cluster.ray_cluster.seats import Seats
 from tests.ray.job_actors import MARKS
 from tests.support.builders import job
+from tests.support.fakes_http import until
 
 pytestmark = MARKS
 
@@ -45,19 +46,25 @@ async def reserved(run: str, max_gpus: int | None = None, **given: Any) -> tuple
     return seats, size_of(plan.placement)[0]
 
 
+async def released(*jobs: Seats) -> None:
+    """Release the reservations, and wait until Ray counts their GPUs as free."""
+    for seats in jobs:
+        seats.release()
+    await until(lambda: not any(node.held_gpus for node in live_nodes()), within_s=20)
+
+
 async def test_a_job_gets_all_gpus_and_the_next_one_those_that_are_left(nodes: Cluster) -> None:
     alone, num_gpus = await reserved("alone")
     assert num_gpus == 16
-    alone.release()
+    await released(alone)
     first, num_first = await reserved("first", max_gpus=6)
     assert sum(node.held_gpus for node in live_nodes()) == num_first == 6
     second, num_second = await reserved("second")
     assert num_second == 10
-    for seats in (first, second):
-        seats.release()
+    await released(first, second)
 
 
 async def test_an_engine_of_several_gpus_is_placed_next_to_ranks(nodes: Cluster) -> None:
     seats, num_gpus = await reserved("large", engine_gpus=8)
     assert num_gpus == 16
-    seats.release()
+    await released(seats)
