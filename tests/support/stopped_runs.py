@@ -185,7 +185,8 @@ def _child(command: Command, outputs: tuple[Output, Output], folder: Path, notif
     try:
         for name, file, state in zip(("stdout", "stderr"), (1, 2), outputs, strict=True):
             _redirect(file, state, folder / f"{name}.txt")
-            stream = None if state == "closed" else open(file, "w", closefd=False)  # noqa: SIM115
+            buffered = -1 if file == 1 else 1  # as Python opens them
+            stream = None if state == "closed" else open(file, "w", buffered, closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
         signal.signal(signal.SIGINT, signal.default_int_handler)
