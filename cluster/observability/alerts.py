@@ -271,7 +271,7 @@ ALERTS = (
     Alert(
         "JobLost",
         "critical",
-        Condition(drivers(), "<", 1),
+        Condition(drivers(), "==", 0),
         "5m",
         "the driver of {{ $labels.job }} is gone, and did not report an end",
         "It was killed, or its node is down; then the steps since its last checkpoint have to be done again. A scrape "

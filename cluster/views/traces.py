@@ -134,11 +134,12 @@ def facts(rollout: Rollout) -> str:
     """How a rollout went, in one line."""
     parts = ", ".join(f"{name} {score:.3f}" for name, score in rollout.grade.scores.items())
     versions = sorted(set(rollout.sampled_versions.tolist()))
+    calls, turns = len(rollout.calls), len(rollout.turns)
     shown = [
         f"grade {rollout.grade.value:.3f}" + (f" ({parts})" if parts else "") + _besides(rollout.grade),
         f"reward {rollout.reward:.3f}",
         f"ended by {rollout.finish}",
-        f"{len(rollout.calls)} calls in {len(rollout.turns)} turns",
+        f"{calls} call{'s' * (calls != 1)} in {turns} turn{'s' * (turns != 1)}",
         f"{rollout.num_sampled:,} of {rollout.num_tokens:,} tokens sampled"
         + (f" in {len(rollout.segments)} segments" if len(rollout.segments) > 1 else ""),
         f"busy {rollout.busy_s:.2f} s of {rollout.wall_s:.2f} s",

@@ -48,8 +48,10 @@ class Routes:
         assert found, f"{method} {path} is not documented"
         route = min(found, key=lambda one: one[1].count("{"))  # /jobs/check is not a job
         kind = response.headers["content-type"].partition(";")[0]
+        if response.status_code >= 300:
+            raise AssertionError(f"{method} {path}: {response.status_code} {response.read().decode()}")
         documented = self._operations[route]["responses"][str(response.status_code)]["content"]
-        assert response.status_code < 300 and kind in documented, f"{method} {path}: {response.status_code} {kind}"
+        assert kind in documented, f"{method} {path}: {kind}"
         if kind == "application/json":
             response.read()
             schema = documented[kind]["schema"] | self._components
