@@ -76,16 +76,16 @@ def profiles_file() -> Path:
 
 
 def profiles_of(path: Path) -> dict[str, dict[str, Any]]:
-    """Returns the profiles of a file by name; none if the file does not exist.
+    """Returns the profiles of a file by name; none if the file cannot be read, such as one in another user's home.
 
     Raises:
         UserError: the file is not a valid profiles file.
     """
     try:
         known = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
+    except OSError:
         return {}
-    except (OSError, ValueError, yaml.YAMLError):
+    except (ValueError, yaml.YAMLError):
         known = "unreadable"
     if known is not None and not (isinstance(known, dict) and all(isinstance(v, dict) for v in known.values())):
         raise UserError(f"{path} is not a valid profiles file; write NAME: {{base_url: ..., api_key: ...}}")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fakes_http import unused_port
+from tests.support.openai_api import KEY, FakeOpenAI
 from tests.support.paths import ROOT
 
 
@@ -81,6 +83,51 @@ def test_the_exit_code_is_right_even_if_nobody_reads_the_output(
     )
     os.close(writes)
     assert done.returncode == code
+
+
+CLIENT = ("files", "download", "file-1", "rows.jsonl")
+
+
+def as_client(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that calls a server."""
+    return subprocess.run(
+        [Path(sys.executable).with_name("agent-rft"), *CLIENT],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_a_client_works_with_the_environment_of_a_shared_machine(tmp_path: Path) -> None:
+    """Variables read from files, proxies that do not reach the loopback, and a home that does not exist."""
+    proxies = {"HTTP_PROXY": f"http://127.0.0.1:{unused_port()}", "ALL_PROXY": "socks5://proxy:1080"}
+    with FakeOpenAI() as api:
+        api.files["file-1"] = b"{}\n"
+        server = {"AGENT_RFT_BASE_URL": f"{api.url}\n", "AGENT_RFT_API_KEY": f" {KEY}\r\n"}
+        done = as_client(tmp_path, HOME="/dev/null", **server, **proxies)
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "rows.jsonl").read_bytes() == b"{}\n"
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"ALL_PROXY": "socks5://user:secret@proxy:1080"}, "ALL_PROXY is a socks5:// proxy"),
+        ({"AGENT_RFT_API_KEY": "“sk-secret”"}, "AGENT_RFT_API_KEY contains characters that no key has"),
+        ({"AGENT_RFT_API_KEY": "sk-\nsecret"}, "AGENT_RFT_API_KEY contains a line break"),
+        ({"AGENT_RFT_BASE_URL": "http://user:secret@ho st/v1"}, "AGENT_RFT_BASE_URL contains white space"),
+        ({"AGENT_RFT_BASE_URL": "“http://secret/v1”"}, "AGENT_RFT_BASE_URL must start with http://"),
+    ],
+)
+def test_a_client_names_a_variable_that_cannot_be_used_without_its_value(
+    environment: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    usable = {"AGENT_RFT_BASE_URL": "http://host.invalid/v1", "AGENT_RFT_API_KEY": KEY}
+    done = as_client(tmp_path, **usable | environment)
+    assert done.returncode == 1 and done.stdout.startswith(f"error {said}")
+    assert "secret" not in done.stdout and "Traceback" not in done.stdout
 
 
 def test_the_server_reports_its_start_before_it_imports_what_takes_long(tmp_path: Path) -> None:

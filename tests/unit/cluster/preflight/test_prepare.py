@@ -411,6 +411,12 @@ async def test_a_row_without_a_value_of_the_graders_template_is_named_by_line(ca
     assert "graders.exact.reference" in problem.message
 
 
+async def test_a_row_that_is_too_large_for_calls_is_named_by_line(case: Case) -> None:
+    case.rows = [row(), row("what is on the page?", page="报" * 170_000)]
+    problem = await case.only_problem()
+    assert (problem.code, problem.field, problem.line) == ("row_too_large", "training_file", 2)
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
