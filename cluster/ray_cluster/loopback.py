@@ -19,20 +19,35 @@ TOKEN_FILE = Path(".ray") / "auth_token"
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "GLOO_SOCKET_IFNAME": "lo"}
 """The first makes 127.0.0.1 Ray's address of this node, as it always is on macOS; then Ray listens only there. It would
 replace a 127.0.0.1 that it is given by another address. The second does the same for torch's process groups."""
+LOOPBACK = "127.0.0.1,localhost"
+
+
+def loopback_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which processes listen on the loopback address only, and reach it without a proxy.
+
+    Ray's job client uses the proxy of the environment even for the cluster of this machine.
+    """
+    name = "no_proxy" if environment.get("no_proxy") else "NO_PROXY"  # the first is read instead of the second
+    direct = environment.get(name, "")
+    if direct.strip() != "*":  # which means all only if it stands alone
+        direct = f"{direct},{LOOPBACK}" if direct else LOOPBACK
+    return {variable: environment.get(variable, value) for variable, value in LOOPBACK_ONLY.items()} | {name: direct}
 
 
 @contextmanager
 def on_the_loopback() -> Iterator[None]:
     """Within the block, what this process and its child processes start listens on the loopback address only."""
     environment, clusters = dict(os.environ), ray_constants.ENABLE_RAY_CLUSTER
-    os.environ |= {name: value for name, value in LOOPBACK_ONLY.items() if name not in environment}
+    variables = loopback_variables(environment)
+    os.environ |= variables
     ray_constants.ENABLE_RAY_CLUSTER = False  # read from the variable when Ray was imported
     try:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = clusters
-        for name in LOOPBACK_ONLY.keys() - environment.keys():
+        for name in variables:
             os.environ.pop(name, None)
+        os.environ |= {name: environment[name] for name in variables.keys() & environment.keys()}
 
 
 def keep_token_private(home: str | None = None, environment: Mapping[str, str] = os.environ) -> None:

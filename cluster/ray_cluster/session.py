@@ -27,7 +27,7 @@ from actors.runtime.exporter import HOST as METRICS_HOST
 from actors.runtime.temporary import short_temporary_folder
 from cluster.planning.nodes import Node
 from cluster.ray_cluster.live_nodes import live_nodes
-from cluster.ray_cluster.loopback import LOOPBACK_ONLY, keep_token_private, on_the_loopback
+from cluster.ray_cluster.loopback import keep_token_private, loopback_variables, on_the_loopback
 from cluster.ray_cluster.search_path import job_config
 from trainer.errors import InvalidJob, Problem, RftError
 
@@ -152,7 +152,10 @@ def job_cluster(
             stdout=log,
             stderr=log,
             # By default its processes would serve metrics on the machine's public address.
-            env={METRICS_HOST: "127.0.0.1", NICENESS: "0", **LOOPBACK_ONLY, **os.environ, MARK: folder},
+            env={METRICS_HOST: "127.0.0.1", NICENESS: "0"}
+            | os.environ
+            | loopback_variables(os.environ)
+            | {MARK: folder},
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )

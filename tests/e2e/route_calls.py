@@ -20,6 +20,15 @@ EXCEPTIONS = {
     ("POST", "/v1/embeddings"): "answers 400: no model of a server makes embeddings",
 }
 """Routes without a call below, with the reason."""
+PARTS = {
+    "log": "outputs",
+    "metrics": "data",
+    "now": "status",
+    "rollout_filters": "files",
+    "row_rewards": "data",
+    "settings": "job",
+}
+"""Routes below a finished job, each with a part of its body that is not empty."""
 
 Route = tuple[str, str]
 
@@ -89,8 +98,9 @@ def call_job(sdk: openai.OpenAI, plain: httpx.Client, job_id: str, row: dict[str
     assert job_id in {job.id for job in jobs.list()}
     assert jobs.retrieve(job_id).status == "succeeded"
     assert jobs.list_events(job_id).data and jobs.checkpoints.list(job_id).data
-    for part in ("log", "now", "rollout_filters", "metrics", "settings", "report", "row_rewards"):
-        assert plain.get(f"{path}/{part}").content
+    assert plain.get(f"{path}/report").text.startswith("<!doctype html>")
+    for part, key in PARTS.items():
+        assert plain.get(f"{path}/{part}").json()[key], part
     (first, *_) = plain.get(f"{path}/rollouts", params={"limit": 5}).json()["data"]
     assert plain.get(f"{path}/rollouts/{first['id']}").json()["id"] == first["id"]
     assert plain.get(f"{path}/rollouts/{first['id']}/tokens").json()["tokens"]

@@ -41,6 +41,7 @@ from tests.e2e.console_form import console, create_by_form
 from tests.e2e.notebook import Notebook
 from tests.e2e.process_logs import log_files, tracebacks
 from tests.support.browser import Watched
+from tests.support.fakes_http import unused_port
 from tests.support.paths import LEDGER, ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -64,7 +65,8 @@ class Server:
     def start(self) -> None:
         command = [AGENT_RFT, "serve", "--folder", str(self.folder / "state"), "--port", self._port]
         command += ["--config", str(self.folder / "agent-rft.yaml")]
-        self.process = subprocess.Popen(command, env=self._environment, stdout=subprocess.PIPE, text=True)
+        proxy = {"HTTP_PROXY": f"http://127.0.0.1:{unused_port()}"}  # nothing on this machine needs it
+        self.process = subprocess.Popen(command, env=self._environment | proxy, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if found := re.search(r"API key .*: (\S+)", line):

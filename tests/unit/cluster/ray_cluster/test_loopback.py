@@ -7,8 +7,15 @@ import stat
 from pathlib import Path
 
 import pytest
+from requests.utils import get_environ_proxies  # as Ray's client
 
-from cluster.ray_cluster.loopback import LOOPBACK_ONLY, TOKEN_FILE, keep_token_private, on_the_loopback
+from cluster.ray_cluster.loopback import (
+    LOOPBACK_ONLY,
+    TOKEN_FILE,
+    keep_token_private,
+    loopback_variables,
+    on_the_loopback,
+)
 from trainer.errors import UserError
 
 
@@ -44,6 +51,33 @@ def test_a_home_is_not_needed_where_the_token_is_elsewhere(environment: dict[str
 def test_a_later_connection_to_another_cluster_is_not_affected() -> None:
     before = dict(os.environ)
     with on_the_loopback():
-        assert before | LOOPBACK_ONLY == dict(os.environ) | LOOPBACK_ONLY
+        assert dict(os.environ) == before | loopback_variables(before)
         assert all(name in os.environ for name in LOOPBACK_ONLY)
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("environment", "through"),
+    [
+        ({}, True),
+        ({"NO_PROXY": "a.example, 10.0.0.0/8"}, True),
+        ({"no_proxy": "a.example", "NO_PROXY": "b.example"}, True),
+        ({"no_proxy": "", "NO_PROXY": "b.example"}, True),
+        ({"NO_PROXY": "*"}, False),
+    ],
+)
+def test_rays_job_client_reaches_the_cluster_of_this_machine_without_the_proxy(
+    environment: dict[str, str], through: bool
+) -> None:
+    before = dict(os.environ)
+    for name in ("no_proxy", "NO_PROXY", "http_proxy"):
+        os.environ.pop(name, None)
+    os.environ |= {"HTTP_PROXY": "http://proxy:3128"} | environment
+    try:
+        with on_the_loopback():
+            assert get_environ_proxies("http://127.0.0.1:8265/api/jobs/") == {}
+            assert bool(get_environ_proxies("http://other.example:8265/")) == through
+            assert get_environ_proxies("http://a.example/") == {} or "a.example" not in str(environment)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
