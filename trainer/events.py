@@ -101,12 +101,16 @@ class SettingChosen(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingChanged(Event):
-    """A resumed run goes on with another value of a setting that may differ, such as a URL. Check that you meant it."""
+    """A run goes on with another value of a setting than it began with. Check that you meant it.
+
+    After a resume this is a setting that may differ, such as a URL, or a layout that no longer fits. A new job gets
+    another layout (`cluster`) if other GPUs are free when it reserves them than when it was checked.
+    """
 
     setting: str
-    """Its path in the job file, such as `method.reinforcement.grader.url`."""
+    """Its path in the job file, such as `method.reinforcement.grader.url`; `cluster` for the layout."""
     now: str
-    """The value in the job file, as JSON; long ones are cut."""
+    """The value in the job file, as JSON; long ones are cut. A layout is text, such as `1 engine of 1 GPU`."""
     was: str
     """The value that the run began with."""
 

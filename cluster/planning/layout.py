@@ -89,11 +89,17 @@ def lay_out(request: Request, *, fewest_gpus: bool = False, max_tries: int = MAX
     remedy yet: see plan.py.
     """
     if any(node.held_gpus for node in request.nodes):
-        free = replace(request, nodes=tuple(node.without_held() for node in request.nodes))
-        plan = _first_that_fits(free, fewest_gpus, max_tries)
-        if plan.fits:
+        plan = lay_out_on_free(request, fewest_gpus=fewest_gpus, max_tries=max_tries)
+        if plan is not None:
             return plan
     return _first_that_fits(request, fewest_gpus, max_tries)
+
+
+def lay_out_on_free(request: Request, *, fewest_gpus: bool = False, max_tries: int = MAX_TRIES) -> ClusterPlan | None:
+    """Lay out a job on the GPUs that no other job holds; None if it does not fit on them."""
+    free = replace(request, nodes=tuple(node.without_held() for node in request.nodes))
+    plan = _first_that_fits(free, fewest_gpus, max_tries)
+    return plan if plan.fits else None
 
 
 def _first_that_fits(request: Request, fewest_gpus: bool, max_tries: int) -> ClusterPlan:

@@ -11,11 +11,11 @@ from typing import Any
 from actors.grading.factory import graders_of
 from actors.grading.python_nodes import check_sandbox
 from cluster.planning.context import context_of, context_problems
-from cluster.planning.layout import ClusterPlan
+from cluster.planning.layout import ClusterPlan, lay_out_on_free
 from cluster.planning.model_folder import find_model
 from cluster.planning.nodes import Node
-from cluster.planning.placement import Placement, RecordedLayout, size
-from cluster.planning.plan import plan_placement
+from cluster.planning.placement import Placement, RecordedLayout, Request, size
+from cluster.planning.plan import plan_of
 from cluster.planning.stop_time import CHECKPOINT_BYTES_PER_PARAMETER, PROMPT_S, StopTime
 from cluster.preflight.advice import advice
 from cluster.preflight.dialect import SWITCHES, grammar_problems
@@ -36,7 +36,7 @@ from trainer.errors import GraderFailed, Problem, UserError
 from trainer.problem_codes import stops_accepted
 from trainer.spec.graders import PythonGrader
 from trainer.spec.job import JobSpec, Reinforcement
-from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
+from trainer.spec.operator.config import NOTHING_ALLOWED, JobLimits, Operator
 from trainer.spec.plan import Choice, Plan, resolve
 from trainer.types import Task
 
@@ -49,7 +49,7 @@ class Prepared:
 
     `job.model` is a local folder. `choices` are the values that `auto` became; a resumed run has no choices, because it
     keeps its values. `changes` are the settings of a resumed run that differ from those it began with. `warnings` are
-    for the user only.
+    for the user only. `request` is what the layout was chosen for; None if the layout is fixed.
     """
 
     job: JobSpec
@@ -65,6 +65,7 @@ class Prepared:
     warnings: tuple[str, ...] = ()
     stop: StopTime | None = None
     """The time for a checkpoint at the speed measured here; None without a learner, or if it cannot be measured."""
+    request: Request | None = None
 
     @property
     def dialect(self) -> Dialect:
@@ -86,7 +87,36 @@ class Prepared:
     def graded(self, model: Path) -> Prepared:
         """The same job, to grade a checkpoint of its model without training."""
         cluster = replace(self.cluster, placement=self.placement.without_learner())
-        return replace(self, job=self.job.model_copy(update={"model": str(model)}), cluster=cluster)
+        return replace(self, job=self.job.model_copy(update={"model": str(model)}), cluster=cluster, request=None)
+
+    @property
+    def may_change_layout(self) -> bool:
+        """Whether another layout may be chosen while the GPUs of this one are not reserved."""
+        on_gpus = self.placement.engine_gpus > 0 or self.placement.rank_gpus > 0
+        return self.request is not None and on_gpus and not self.placement.shared
+
+    def laid_out_on(self, nodes: Sequence[Node], limits: JobLimits) -> Prepared | None:
+        """Return the job with the layout for the GPUs that are free on `nodes`, and `choices` of that layout only.
+
+        LoRA that was chosen before stays chosen, because the space for full checkpoints was not checked.
+
+        Returns:
+            None if the layout is the same, or if the job does not fit on the free GPUs or within `limits`.
+        """
+        if self.request is None or not self.may_change_layout:
+            return None
+        request = replace(self.request, nodes=tuple(nodes))
+        if self.placement.lora is not None:
+            request = replace(request, job=request.job.with_adapter(self.placement.lora))
+        cluster = lay_out_on_free(request)
+        if cluster is None or cluster.placement == self.placement:
+            return None
+        if resource_problems(limits, cluster.placement.bundles):
+            return None
+        job, plan, choices = self.job.with_adapter(cluster.placement.lora), self.plan, tuple[Choice, ...]()
+        if cluster.placement.lora != self.placement.lora and request.model is not None:  # has another learning rate
+            plan, choices = resolve(job, len(self.tasks), request.model.num_parameters)
+        return replace(self, job=job, plan=plan, cluster=cluster, choices=(*choices, *cluster.choices))
 
 
 async def prepare(
@@ -127,17 +157,18 @@ async def prepare(
     if not accepted and bad:
         model = None  # what follows would be consequences
     context_length = context_of(job, None if model is None else model.max_context)
-    cluster = plan_placement(
+    request = Request(
         job,
-        nodes,
+        tuple(nodes),
         None if model is None else model.shape,
         context_length,
         learner=learner,
-        recorded=None if began is None else began.layout,
+        recorded=RecordedLayout() if began is None else began.layout,
         adapter=None if model is None else model.adapter,
         has_adapters=model is None or model.has_adapters,
         max_gpus=operator.jobs.max_gpus,
     )
+    cluster = plan_of(request)
     job = job.with_adapter(cluster.placement.lora)
     plan, choices = None, tuple[Choice, ...]()
     if tasks and loaded is not None:
@@ -216,6 +247,7 @@ async def prepare(
             *advice(job, plan, model.renderer, files),
         ),
         stop=stop,
+        request=request,
     )
 
 

@@ -21,13 +21,25 @@ def live_nodes() -> list[Node]:
 
     Each node with GPUs is asked for their memory, which Ray does not know. Nothing may be reserved for the job yet.
     """
-    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: HEAD not in node["Resources"])
-    asked = {node["NodeID"]: _ask_gpu_memory(node["NodeID"]) for node in alive if node["Resources"].get("GPU")}
-    free = available_resources_per_node()
-    return [_live(node, asked.get(node["NodeID"]), free.get(node["NodeID"], {})) for node in alive]
+    return LiveNodes()()
 
 
-def _live(node: Mapping[str, Any], gpu_memory: Any, available: Mapping[str, float]) -> Node:
+class LiveNodes:
+    """Reads the nodes as `live_nodes` does, and asks each node only once."""
+
+    def __init__(self) -> None:
+        self._gpu_memory: dict[str, int | None] = {}
+
+    def __call__(self) -> list[Node]:
+        alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: HEAD not in node["Resources"])
+        with_gpus = [node["NodeID"] for node in alive if node["Resources"].get("GPU")]
+        asked = {name: _ask_gpu_memory(name) for name in with_gpus if name not in self._gpu_memory}
+        self._gpu_memory |= {name: _answer(ref) for name, ref in asked.items()}
+        free = available_resources_per_node()
+        return [_live(node, self._gpu_memory.get(node["NodeID"]), free.get(node["NodeID"], {})) for node in alive]
+
+
+def _live(node: Mapping[str, Any], gpu_memory: int | None, available: Mapping[str, float]) -> Node:
     resources, host = node["Resources"], node["NodeManagerHostname"]
     # For other machines Ray knows only what was free when it started there.
     store = resources.get("object_store_memory", 0.0)
@@ -37,7 +49,7 @@ def _live(node: Mapping[str, Any], gpu_memory: Any, available: Mapping[str, floa
         cores=resources.get("CPU", 0.0),
         gpus=resources.get("GPU", 0.0),
         memory_bytes=memory_here() if host == socket.gethostname() else int(free) or None,
-        gpu_memory_bytes=None if gpu_memory is None else _answer(gpu_memory),
+        gpu_memory_bytes=gpu_memory,
         object_store_bytes=int(store) or None,
         held_gpus=resources.get("GPU", 0.0) - available.get("GPU", 0.0),
     )

@@ -152,6 +152,12 @@ class Seats:
         node: str | None = placement_group_table(self._groups[group])["bundles_to_node_id"].get(bundle)
         return node
 
+    @property
+    def are_granted(self) -> bool:
+        """Whether Ray has reserved what the job needs to start."""
+        created: bool = placement_group_table(self._groups[0])["state"] == "CREATED"
+        return created
+
     def release(self) -> None:
         for group in self._groups:
             remove_placement_group(group)

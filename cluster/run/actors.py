@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container
+from collections.abc import Callable, Container
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +24,14 @@ from actors.runtime.watchdog import Watchdog, Watched
 from actors.tools.actor import DispatcherClient, start_dispatchers, watched_dispatchers
 from actors.weights.start_timeout import start_timeout_s
 from cluster.preflight.prepare import Prepared
+from cluster.ray_cluster.live_nodes import LiveNodes
 from cluster.ray_cluster.seats import Seats
 from cluster.ray_cluster.shared_seats import SharedSeats
+from cluster.ray_cluster.turn import own_turn
 from cluster.run.actor_configs import learner_config, shared_engines, weight_sync, worker_config
 from cluster.run.metrics_sink import MetricsSink
 from cluster.run.now import NowFile
+from cluster.run.reservation import reserve
 from cluster.run.sessions import JobSessions
 from cluster.run.stage_deadlines import stage_deadlines_s
 from trainer.errors import Discard, first_error
@@ -38,10 +41,22 @@ from trainer.spec.operator.config import Operator
 
 
 class RunActors:
-    """Starts and stops the actors of the run in `folder`. Call `shutdown` at the end, also if `start` failed."""
+    """Starts and stops the actors of the run in `folder`. Call `shutdown` at the end, also if `start` failed.
 
-    def __init__(self, prepared: Prepared, operator: Operator, folder: Path, metrics: MetricsSink, emit: Emit) -> None:
+    `on_change` is called if `start` gives the job another layout than it is `prepared` for.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        operator: Operator,
+        folder: Path,
+        metrics: MetricsSink,
+        emit: Emit,
+        on_change: Callable[[Prepared], None],
+    ) -> None:
         self._prepared = prepared
+        self._on_change = on_change
         self._operator = operator
         self._folder = folder
         self._name = folder.name
@@ -77,13 +92,22 @@ class RunActors:
         Raises:
             RftError: The resources are missing, or an actor could not start.
         """
-        prepared, metrics, placement = self._prepared, self._metrics.address, self._prepared.placement
-        engines, learner = placement.engines > 0, placement.learner_ranks > 0
         wait_for_nodes_s = self._operator.wait_for_nodes_s
         self._emit(PhaseBegan(phase="resources"))
         shared_engines = await self._shared_engines.ready(self._missing, wait_for_nodes_s=wait_for_nodes_s)
-        self._seats = seats = Seats(placement, self._name)
-        at_start = shared_engines + await seats.ready(self._missing, wait_for_nodes_s=wait_for_nodes_s)
+        self._seats, placed = await reserve(
+            self._prepared,
+            lambda placement: Seats(placement, self._name),
+            LiveNodes(),
+            self._operator.jobs,
+            self._missing,
+            self._lay_out_again,
+            own_turn,
+            wait_for_nodes_s=wait_for_nodes_s,
+        )
+        seats, at_start = self._seats, shared_engines + placed
+        prepared, metrics, placement = self._prepared, self._metrics.address, self._prepared.placement
+        engines, learner = placement.engines > 0, placement.learner_ranks > 0
         starting = " and ".join(["engines"] * engines + ["learner"] * learner)
         self._emit(PhaseBegan(phase="actors", detail=starting))
         fleet, learning = None, None
@@ -151,6 +175,10 @@ class RunActors:
 
     def _live(self) -> dict[str, float]:
         return self._counts if self._fleet is None else self._fleet.live()
+
+    def _lay_out_again(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+        self._on_change(prepared)
 
     def _missing(self, resources: str) -> None:
         self._emit(PhaseBegan(phase="resources", detail=resources))

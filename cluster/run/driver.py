@@ -16,6 +16,7 @@ from rich.markup import escape
 from actors.rollout.fleet import Fleet
 from actors.runtime.exporter import MetricsAddress
 from actors.runtime.tracing import tracer_of
+from cluster.planning.layout import layout_text
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.preflight.resumed import Began
 from cluster.preflight.static import check_gradable
@@ -305,11 +306,11 @@ class Run:
         self._signals = signals
         self._console = console
         self._operator = operator
-        self._actors = actors(prepared, operator, folder.path, metrics, self._stream.emit)
+        self._watch = watch
+        self._actors = actors(prepared, operator, folder.path, metrics, self._stream.emit, self._lay_out_again)
         folder.write_job(prepared.job, prepared.plan, prepared.record())
         self._stream.emit(JobStarted(method=prepared.job.method.type, total_steps=prepared.plan.steps), skip=view)
-        for choice in prepared.choices:
-            self._stream.emit(SettingChosen(setting=choice.setting, value=choice.value, why=choice.why), skip=view)
+        self._emit_choices(skip=view)  # printed with the plan
         for change in () if watch is not None else prepared.changes:  # a server's job is changed by its operator only
             self._stream.emit(SettingChanged(setting=change.setting, now=change.now, was=change.was), skip=view)
         for warning in prepared.warnings:
@@ -317,6 +318,20 @@ class Run:
         for unsafe in () if watch is not None else (stop_warning(prepared.stop), folder_warning(folder.path)):
             if unsafe is not None:
                 self._stream.emit(Notice(text=unsafe))
+
+    def _emit_choices(self, skip: Sink | None = None) -> None:
+        for choice in self._prepared.choices:
+            self._stream.emit(SettingChosen(setting=choice.setting, value=choice.value, why=choice.why), skip=skip)
+
+    def _lay_out_again(self, prepared: Prepared) -> None:
+        """Record another layout, chosen because other GPUs are free than when the job was checked."""
+        was, now = layout_text(self._prepared.placement), layout_text(prepared.placement)
+        self._prepared = prepared
+        self._folder.write_job(prepared.job, prepared.plan, prepared.record())
+        if self._watch is not None:
+            self._watch.prepared(prepared)
+        self._stream.emit(SettingChanged(setting="cluster", now=now, was=was))
+        self._emit_choices()
 
     @property
     def path(self) -> Path:
@@ -340,9 +355,9 @@ class Run:
             await self.reinforcement()
 
     async def reinforcement(self) -> None:
-        prepared, job = self._prepared, self._prepared.job
         checkpoints, journal = Checkpoints(self._folder.checkpoints, self._copies), Journal(self._folder.journal)
         await self._actors.start()
+        prepared, job = self._prepared, self._prepared.job
         fleet, learner = self._actors.fleet, self._actors.learner
         self._progress.start(fleet.board, self._stream.emit)
         before = self._folder.evaluations().get("test-before")
@@ -384,9 +399,9 @@ class Run:
         return self._actors.fleet
 
     async def supervised(self) -> None:
-        prepared, job = self._prepared, self._prepared.job
         checkpoints = Checkpoints(self._folder.checkpoints, self._copies)
         await self._actors.start()
+        prepared, job = self._prepared, self._prepared.job
         loop = SupervisedLoop(
             prepared.plan,
             job.supervised.algorithm,

@@ -12,4 +12,4 @@ class Watch(Sink, Protocol):
     """A Sink that also receives the resolved job."""
 
     def prepared(self, prepared: Prepared) -> None:
-        """Called once when the job has passed its checks, before any event."""
+        """Called when the job has passed its checks, before any event, and again if it gets another layout."""

@@ -1,0 +1,80 @@
+"""A run whose layout changes between its check and its start records the new one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from cluster.planning.nodes import Node
+from cluster.planning.placement import Request
+from cluster.planning.plan import plan_of
+from cluster.preflight.prepare import Prepared
+from cluster.records.run_folder import RunFolder
+from cluster.run.driver import Run
+from cluster.run.metrics_sink import MetricsSink
+from cluster.run.signals import Signals
+from cluster.views.live import LiveView
+from tests.support.builders import job, plan
+from tests.support.events import Recording
+from trainer.errors import RftError
+from trainer.events import SettingChanged, SettingChosen
+from trainer.spec.operator.config import NOTHING_ALLOWED
+
+
+class Watching(Recording):
+    """A server's sink."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = list[Prepared]()
+
+    def prepared(self, prepared: Prepared) -> None:
+        self.seen.append(prepared)
+
+
+async def test_a_run_records_the_layout_that_it_got(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").touch()
+    spec = job(training_file=str(tmp_path / "train.jsonl"))
+    request = Request(spec, (Node("n", cores=64, gpus=8),), None, 1024)
+    made = Prepared(spec, plan(), plan_of(request), 1024, cast(Any, None), [])
+    got = replace(made, cluster=plan_of(replace(request, max_gpus=2)))
+    got = replace(got, choices=got.cluster.choices)
+
+    class Actors:
+        def __init__(self, *given: Any) -> None:
+            self._on_change: Callable[[Prepared], None] = given[-1]
+
+        async def start(self) -> None:
+            self._on_change(got)
+            raise RftError("stop here")
+
+        async def shutdown(self) -> None: ...
+
+    path, console, watch = tmp_path / "run", Console(file=StringIO()), Watching()
+    folder, actors = RunFolder(path), Actors
+    with Signals() as signals:
+        run = Run(
+            made,
+            *(NOTHING_ALLOWED, None, folder, LiveView(1, console), MetricsSink(None, path), signals, console),
+            *(watch, False, [], False),
+            actors=actors,  # type: ignore[arg-type]  # a fake
+        )
+        with pytest.raises(RftError):
+            await run.train()
+        await run.close()
+    layout = json.loads((path / "job.resolved.json").read_text())["layout"]
+    assert (layout["engines"], layout["learner_ranks"]) == (1, 1)
+    assert watch.seen == [got]
+    (changed,) = [line.event for line in watch.events if isinstance(line.event, SettingChanged)]
+    assert changed.setting == "cluster"
+    assert changed.was.startswith("4 engines of 1 GPU and 4 learner ranks, ZeRO stage 0")
+    assert changed.now.startswith("1 engine of 1 GPU and 1 learner rank, ZeRO stage 0")
+    chosen = [line.event for line in watch.events if isinstance(line.event, SettingChosen)]
+    assert chosen[0].why.startswith("2 of 8 GPUs")
