@@ -96,7 +96,7 @@ class _Search:
         self._largest_gpu = _largest([node.usable_gpu_bytes for node in self._nodes])
         self._samples = request.job.method.type == "reinforcement"
         given = self._cluster.engine_gpus
-        has_gpus = any(node.gpus or node.held_gpus for node in request.nodes)
+        has_gpus = any(node.gpus or node.held_gpus for node in request.nodes) or bool(request.recorded.engine_gpus)
         self.on_gpus = has_gpus if given == "auto" else given > 0
         self.base = self._base()
 

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 import psutil
-from pydantic import Field, field_validator
 
 from actors.runtime.cores import CGROUPS, usable_cores
 from cluster.planning.units import GIB
 from trainer.errors import InvalidJob, Problem
-from trainer.spec.endpoints import Strict
+from trainer.spec.nodes import NodeGroup, NodesFile
 from trainer.spec.reader import fill_in, read_source, validate, without_consequences
 
 ASK_TIMEOUT_S = 30.0
 HEADROOM = 0.08
 """Share of all memory that a plan leaves free: devices report less than their name says, and estimates may be low."""
-MAX_NODES = 10_000
 MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 """A container's memory limit in version 2 and in version 1 of Linux control groups."""
-
-GibiBytes = Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,60 +67,6 @@ def _without_headroom(num_bytes: int | None) -> int | None:
 # -- from a file -------------------------------------------------------------------------------------------------------
 
 
-class NodeGroup(Strict):
-    """Equal machines."""
-
-    name: str
-    """Name of the node in the plan; nodes of a group of several are numbered: `gpu-0`, `gpu-1`."""
-    count: Annotated[int, Field(ge=1, le=MAX_NODES)] = 1
-    """How many nodes like this there are."""
-    cores: Annotated[float, Field(ge=0)]
-    """CPU cores that each node offers to Ray."""
-    gpus: Annotated[int, Field(ge=0)] = 0
-    """GPUs of each node."""
-    memory_gib: GibiBytes | None = None
-    """Memory of each node in GiB; null: unknown, and not checked."""
-    gpu_memory_gib: GibiBytes | None = None
-    """Memory of each GPU in GiB; null: unknown, and not checked."""
-    object_store_gib: GibiBytes | None = None
-    """Size of Ray's object store on each node in GiB (`--object-store-memory`); null: unknown, and not checked."""
-    shm_gib: GibiBytes | None = None
-    """Size of `/dev/shm` of each node in GiB; null: unknown, and not checked."""
-    tmp_gib: GibiBytes | None = None
-    """Size of `/tmp` of each node in GiB, such as the limit of a pod's `emptyDir`; null: unknown, and not checked."""
-
-    def nodes(self) -> list[Node]:
-        names = [self.name] if self.count == 1 else [f"{self.name}-{i}" for i in range(self.count)]
-        node = Node(
-            name="",
-            cores=self.cores,
-            gpus=self.gpus,
-            memory_bytes=_bytes(self.memory_gib),
-            gpu_memory_bytes=_bytes(self.gpu_memory_gib),
-            object_store_bytes=_bytes(self.object_store_gib),
-            shm_bytes=_bytes(self.shm_gib),
-            tmp_bytes=_bytes(self.tmp_gib),
-        )
-        return [replace(node, name=name) for name in names]
-
-
-class NodesFile(Strict):
-    """The nodes of a planned cluster, for `agent-rft plan --cluster`."""
-
-    nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
-    """The nodes of the cluster, in groups of equal ones."""
-
-    @field_validator("nodes")
-    @classmethod
-    def _names_are_unique(cls, nodes: tuple[NodeGroup, ...]) -> tuple[NodeGroup, ...]:
-        if (count := sum(group.count for group in nodes)) > MAX_NODES:
-            raise ValueError(f"there are {count:,} nodes; use at most {MAX_NODES:,}")
-        names = Counter(node.name for group in nodes for node in group.nodes())
-        if duplicated := sorted(name for name, times in names.items() if times > 1):
-            raise ValueError(f"the names {duplicated} are duplicated; give each node its own name")
-        return nodes
-
-
 def read_nodes(path: Path) -> list[Node]:
     """The nodes of a file `nodes: [{name, count, cores, gpus, memory_gib, ...}]`, as in NodesFile.
 
@@ -140,7 +81,35 @@ def read_nodes(path: Path) -> list[Node]:
     problems += source.duplicates() + without_consequences(wrong, variables)
     if found is None or problems:
         raise InvalidJob("the list of nodes has mistakes", problems)
-    return [node for group in found.nodes for node in group.nodes()]
+    return nodes_of(found.nodes)
+
+
+def nodes_of(groups: Iterable[NodeGroup]) -> list[Node]:
+    """The nodes of groups."""
+    return [
+        Node(
+            name=name,
+            cores=group.cores,
+            gpus=group.gpus,
+            memory_bytes=_bytes(group.memory_gib),
+            gpu_memory_bytes=_bytes(group.gpu_memory_gib),
+            object_store_bytes=_bytes(group.object_store_gib),
+            shm_bytes=_bytes(group.shm_gib),
+            tmp_bytes=_bytes(group.tmp_gib),
+        )
+        for group in groups
+        for name in group.node_names
+    ]
+
+
+def with_joining(live: Sequence[Node], groups: Iterable[NodeGroup]) -> list[Node]:
+    """The live nodes, then those of `groups` that have not joined yet. Nodes are told apart by their cores and GPUs."""
+    joining = nodes_of(groups)
+    for node in live:
+        same = (other for other in joining if (other.cores, other.gpus) == (node.cores, node.gpus))
+        if (joined := next(same, None)) is not None:
+            joining.remove(joined)
+    return [*live, *joining]
 
 
 def _bytes(gib: float | None) -> int | None:

@@ -13,7 +13,7 @@ from actors.grading.python_nodes import check_sandbox
 from cluster.planning.context import context_of, context_problems
 from cluster.planning.layout import ClusterPlan, lay_out_on_free
 from cluster.planning.model_folder import find_model
-from cluster.planning.nodes import Node
+from cluster.planning.nodes import Node, with_joining
 from cluster.planning.placement import Placement, RecordedLayout, Request, size
 from cluster.planning.plan import plan_of
 from cluster.planning.stop_time import CHECKPOINT_BYTES_PER_PARAMETER, PROMPT_S, StopTime
@@ -36,7 +36,7 @@ from trainer.errors import GraderFailed, Problem, UserError
 from trainer.problem_codes import stops_accepted
 from trainer.spec.graders import PythonGrader
 from trainer.spec.job import JobSpec, Reinforcement
-from trainer.spec.operator.config import NOTHING_ALLOWED, JobLimits, Operator
+from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
 from trainer.spec.plan import Choice, Plan, resolve
 from trainer.types import Task
 
@@ -95,23 +95,23 @@ class Prepared:
         on_gpus = self.placement.engine_gpus > 0 or self.placement.rank_gpus > 0
         return self.request is not None and on_gpus and not self.placement.shared
 
-    def laid_out_on(self, nodes: Sequence[Node], limits: JobLimits) -> Prepared | None:
-        """Return the job with the layout for the GPUs that are free on `nodes`, and `choices` of that layout only.
+    def laid_out_on(self, nodes: Sequence[Node], operator: Operator) -> Prepared | None:
+        """Return the job with the layout for the GPUs that are free on the live `nodes`, and only its `choices`.
 
         LoRA that was chosen before stays chosen, because the space for full checkpoints was not checked.
 
         Returns:
-            None if the layout is the same, or if the job does not fit on the free GPUs or within `limits`.
+            None if the layout is the same, or if the job does not fit on the free GPUs or within the operator's limits.
         """
         if self.request is None or not self.may_change_layout:
             return None
-        request = replace(self.request, nodes=tuple(nodes))
+        request = replace(self.request, nodes=tuple(_expected(nodes, operator)))
         if self.placement.lora is not None:
             request = replace(request, job=request.job.with_adapter(self.placement.lora))
         cluster = lay_out_on_free(request)
         if cluster is None or cluster.placement == self.placement:
             return None
-        if resource_problems(limits, cluster.placement.bundles):
+        if resource_problems(operator.jobs, cluster.placement.bundles):
             return None
         job, plan, choices = self.job.with_adapter(cluster.placement.lora), self.plan, tuple[Choice, ...]()
         if cluster.placement.lora != self.placement.lora and request.model is not None:  # has another learning rate
@@ -132,7 +132,7 @@ async def prepare(
     began: Began | None = None,
     accepted: bool = False,
 ) -> Prepared:
-    """Check a job against its files, its model, its endpoints and the cluster's `nodes`.
+    """Check a job against its files, its model, its endpoints and the cluster's live `nodes`.
 
     `found` are problems that are already known; they come first. With `dry_run`, each tool and grader is called once
     if nothing else is wrong with the method. Without `learner`, the run only grades. A run that is resumed keeps the
@@ -157,13 +157,16 @@ async def prepare(
     if not accepted and bad:
         model = None  # what follows would be consequences
     context_length = context_of(job, None if model is None else model.max_context)
+    recorded = RecordedLayout() if began is None else began.layout
+    problems += _node_problems(job, nodes, recorded, operator)
+    nodes = _expected(nodes, operator)
     request = Request(
         job,
         tuple(nodes),
         None if model is None else model.shape,
         context_length,
         learner=learner,
-        recorded=RecordedLayout() if began is None else began.layout,
+        recorded=recorded,
         adapter=None if model is None else model.adapter,
         has_adapters=model is None or model.has_adapters,
         max_gpus=operator.jobs.max_gpus,
@@ -194,7 +197,7 @@ async def prepare(
     if model is not None and not supervised:
         calls = any(row.task.tools for row in rows)
         problems += grammar_problems(job.reinforcement, model.renderer.family, calls=calls)
-    waits = bool(cluster.lacking) and operator.wait_for_nodes_s > 0
+    waits = bool(cluster.lacking) and operator.wait_for_nodes_s > 0 and not operator.nodes
     lacking = [] if waits else cluster.lacking
     problems += [*cluster.problems, *lacking, *resource_problems(operator.jobs, cluster.placement.bundles)]
     problems += folder_problems(runs)
@@ -264,6 +267,21 @@ def with_card(job: JobSpec) -> JobSpec:
     if effort not in (None, "default"):  # it sets these switches itself
         card = card.without_arguments(SWITCHES)
     return job.model_copy(update={"model_options": card.fill_in(job.model_options)})
+
+
+def _expected(nodes: Sequence[Node], operator: Operator) -> Sequence[Node]:
+    """The live nodes, and those that join on demand."""
+    return with_joining(nodes, operator.nodes) if operator.wait_for_nodes_s else nodes
+
+
+def _node_problems(job: JobSpec, nodes: Sequence[Node], recorded: RecordedLayout, operator: Operator) -> list[Problem]:
+    """A problem if it is not known whether the job will have GPUs, because the nodes for it join on demand."""
+    is_open = job.cluster.engine_gpus == "auto" and recorded.engine_gpus is None
+    if not is_open or operator.nodes or not operator.wait_for_nodes_s or any(node.gpus for node in nodes):
+        return []
+    message = "auto cannot choose a layout: nodes join on demand, and none with GPUs is there yet"
+    remedy = "the operator lists the cluster's nodes in nodes of the configuration; or set it to 1, or to 0 for CPUs"
+    return [Problem("unknown_nodes", "cluster.engine_gpus", message, remedy)]
 
 
 def _stop_time(num_parameters: int, runs: Path) -> StopTime | None:

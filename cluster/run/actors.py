@@ -99,11 +99,10 @@ class RunActors:
             self._prepared,
             lambda placement: Seats(placement, self._name),
             LiveNodes(),
-            self._operator.jobs,
+            self._operator,
             self._missing,
             self._lay_out_again,
             own_turn,
-            wait_for_nodes_s=wait_for_nodes_s,
         )
         seats, at_start = self._seats, shared_engines + placed
         prepared, metrics, placement = self._prepared, self._metrics.address, self._prepared.placement

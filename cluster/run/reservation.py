@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 from cluster.planning.nodes import Node
 from cluster.planning.placement import Placement
 from cluster.preflight.prepare import Prepared
-from trainer.spec.operator.config import JobLimits
+from trainer.spec.operator.config import Operator
 
 GRANT_S = 5.0
 """How long a turn lasts at most after the request; Ray grants what is free within milliseconds."""
@@ -54,12 +54,11 @@ async def reserve(
     prepared: Prepared,
     request: Callable[[Placement], Seats],
     nodes: Callable[[], Sequence[Node]],
-    limits: JobLimits,
+    operator: Operator,
     tell: Callable[[str], None],
     on_change: Callable[[Prepared], None],
     turn: Callable[[], AbstractAsyncContextManager[None]],
     *,
-    wait_for_nodes_s: float = 0.0,
     grant_s: float = GRANT_S,
     look_s: float = LOOK_S,
     max_layouts: int = MAX_LAYOUTS,
@@ -70,11 +69,10 @@ async def reserve(
         prepared: The job, as its check has laid it out.
         request: Requests the reservation of a placement.
         nodes: Reads the nodes and the GPUs that others hold.
-        limits: The operator's limits of a job.
+        operator: Has the limits of a job, and the nodes that may join.
         tell: Called with what is missing while the job waits.
         on_change: Called with the job when it gets another layout, before that is requested.
         turn: Returns the context manager within which no other job chooses.
-        wait_for_nodes_s: As for `Seats.ready`.
         grant_s: Seconds that a turn lasts at most after a request.
         look_s: Seconds between two looks at the free GPUs.
         max_layouts: Layouts that are requested at most.
@@ -88,7 +86,7 @@ async def reserve(
 
     def ask(prepared: Prepared) -> _Attempt[Seats]:
         seats = request(prepared.placement)
-        return _Attempt(seats, asyncio.create_task(seats.ready(tell, wait_for_nodes_s=wait_for_nodes_s)))
+        return _Attempt(seats, asyncio.create_task(seats.ready(tell, wait_for_nodes_s=operator.wait_for_nodes_s)))
 
     attempt = None if prepared.may_change_layout else ask(prepared)
     layouts_left = max_layouts if attempt is None else 0
@@ -96,7 +94,7 @@ async def reserve(
         while layouts_left and (attempt is None or not attempt.waiting.done()):
             async with turn():
                 found = await asyncio.to_thread(nodes)
-                changed = await asyncio.to_thread(prepared.laid_out_on, found, limits)
+                changed = await asyncio.to_thread(prepared.laid_out_on, found, operator)
                 if attempt is None or (changed is not None and not attempt.seats.are_granted):
                     if attempt is not None:
                         attempt.withdraw()

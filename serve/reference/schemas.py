@@ -11,8 +11,8 @@ from typing import Any, get_args
 
 from pydantic import AliasChoices, BaseModel
 
-from cluster.planning.nodes import NodesFile
 from trainer.spec.job import JobSpec
+from trainer.spec.nodes import NodesFile
 from trainer.spec.operator.config import Operator
 
 Schema = dict[str, Any]

@@ -97,6 +97,8 @@ def image_environment() -> dict[str, str]:
 class RayPod:
     """A pod of a cluster: `group` is head, engine, learner or python-graders, `replicas` the initial number of pods.
 
+    `max_replicas` is the number up to which the autoscaler adds pods.
+
     `resources` and `ray_labels` are the node's custom resources and labels in Ray.
     """
 
@@ -105,6 +107,7 @@ class RayPod:
     labels: Mapping[str, str]
     parameters: Mapping[str, str]
     replicas: int = 1
+    max_replicas: int = 1
     resources: Mapping[str, str] = field(default_factory=dict)
     ray_labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -158,6 +161,7 @@ def ray_pods(spec: Object) -> Iterator[RayPod]:
             template["metadata"]["labels"],
             group["rayStartParams"],
             group["replicas"],
+            group["maxReplicas"],
             group.get("resources", {}),
             group.get("labels", {}),
         )

@@ -24,6 +24,7 @@ from tests.contracts.manifests import (
     CLUSTERS,
     JOB_SECRETS,
     OVERLAYS,
+    PYTHON_GRADERS,
     ROOT,
     RayPod,
     cluster_spec,
@@ -113,19 +114,7 @@ def test_an_object_store_that_is_smaller_than_the_weights_is_warned_of(tmp_path:
 
 def planned(overlay: str, model: Mapping[str, int] | None, pods: Sequence[RayPod], folder: Path) -> dict[str, Any]:
     """`agent-rft plan --json` for the overlay's job on these pods."""
-    nodes = [
-        {
-            "name": pod.group,
-            "count": pod.replicas,
-            "cores": int(pod.parameters["num-cpus"]),
-            "memory_gib": quantity(pod.limits["memory"]) / GIB,
-            "object_store_gib": int(pod.parameters["object-store-memory"]) / GIB,
-            "shm_gib": quantity(size_limit(pod, "shm")) / GIB,
-            "tmp_gib": quantity(size_limit(pod, "tmp")) / GIB,
-        }
-        | ({"gpus": pod.gpus, "gpu_memory_gib": 80} if pod.gpus else {})
-        for pod in pods
-    ]
+    nodes = [node_of(pod, pod.replicas) for pod in pods]
     (folder / "nodes.yaml").write_text(yaml.safe_dump({"nodes": nodes}))
     job = yaml.safe_load(one(overlay, "ConfigMap", "agent-rft")["data"]["job.yaml"])
     job["model"] = str(ROOT / "examples/ledger/base" if model is None else model_folder(folder / "model", model))
@@ -137,9 +126,35 @@ def planned(overlay: str, model: Mapping[str, int] | None, pods: Sequence[RayPod
     return plan
 
 
+def node_of(pod: RayPod, count: int) -> dict[str, Any]:
+    """The nodes of a group of pods, as in a list of nodes."""
+    node = {
+        "name": pod.group,
+        "count": count,
+        "cores": int(pod.parameters["num-cpus"]),
+        "memory_gib": quantity(pod.limits["memory"]) / GIB,
+        "object_store_gib": int(pod.parameters["object-store-memory"]) / GIB,
+        "shm_gib": quantity(size_limit(pod, "shm")) / GIB,
+        "tmp_gib": quantity(size_limit(pod, "tmp")) / GIB,
+    }
+    return node | ({"gpus": pod.gpus, "gpu_memory_gib": 80} if pod.gpus else {})
+
+
 def size_limit(pod: RayPod, volume: str) -> str:
     (limit,) = [str(found["emptyDir"]["sizeLimit"]) for found in pod.spec["volumes"] if found["name"] == volume]
     return limit
+
+
+@overlays
+@pytest.mark.parametrize("kind", CLUSTERS)
+def test_the_operators_list_of_nodes_has_the_pods_that_may_join(overlay: str, kind: str) -> None:
+    listed = yaml.safe_load(one(overlay, "ConfigMap", "agent-rft")["data"]["agent-rft.yaml"])["nodes"]
+    pods = [pod for pod in ray_pods(cluster_spec(one(overlay, kind))) if pod.group != PYTHON_GRADERS]
+    for node, pod in zip(listed, pods, strict=True):
+        expected = node_of(pod, pod.max_replicas)
+        name, found = expected.pop("name"), {"count": 1} | node
+        assert found.pop("name") == name
+        assert found == pytest.approx(expected, abs=0.01)
 
 
 @jobs
@@ -166,7 +181,8 @@ async def test_a_job_of_the_api_waits_for_workers_that_have_not_started(
         dry_run=False,
         free=Free(disk_bytes=2**42, shm_bytes=quantity(size_limit(head, "shm"))),
     )
-    assert any(warning.endswith("the job waits for nodes") for warning in prepared.warnings)
+    assert prepared.cluster.fits
+    assert prepared.placement.engine_gpus == int(model is not None)
 
 
 def model_folder(folder: Path, sizes: Mapping[str, int]) -> Path:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cluster.jobs.request import WireJob
-from cluster.planning.nodes import NodesFile
 from trainer.spec.endpoints import Strict
 from trainer.spec.job import JobSpec
+from trainer.spec.nodes import NodesFile
 from trainer.spec.operator.config import Operator
 from trainer.spec.plan import Plan
 

@@ -377,6 +377,13 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "shows what is in use.",
             stops_accepted=True,
         ),
+        "unknown_nodes": CheckCode(
+            "GPU nodes join the cluster on demand (`wait_for_nodes_s`), none is there yet, and the operator's "
+            "configuration does not list them. So `auto` cannot choose a layout, and must not choose CPUs.",
+            "The operator lists the nodes in `nodes` of the configuration, as for `agent-rft plan --cluster`. Or set "
+            "`cluster.engine_gpus` in the job: 0 trains on CPUs.",
+            stops_accepted=True,
+        ),
         "over_limit": CheckCode(
             "The job asks for more cores or GPUs than the operator allows one job (`jobs.max_cores`, `jobs.max_gpus`), "
             "or a look before training for more rollouts (`jobs.max_readiness_rollouts`).",

@@ -9,6 +9,7 @@ from pydantic import Field, PrivateAttr
 
 from trainer.spec.endpoints import BaseUrl, Endpoint, Headers, Key, Positive, Strict
 from trainer.spec.integrations import IntegrationAccess
+from trainer.spec.nodes import NodeGroups
 from trainer.spec.operator.allowed import Allowed, AllowedEntry
 
 Count = Annotated[int, Field(ge=0)]
@@ -158,6 +159,10 @@ class Operator(Strict):
     wait_for_nodes_s: Annotated[float, Field(ge=0)] = 0.0
     """Seconds that a job may wait for nodes to join the cluster. With 0, a job that could never fit on the current
     nodes is refused at once; set it if the cluster grows on demand. What other jobs use is waited for 300 s anyway."""
+    nodes: NodeGroups = ()
+    """The nodes that the cluster has when all have joined, in the format of `agent-rft plan --cluster`. Set it together
+    with `wait_for_nodes_s` if GPU nodes join on demand: `auto` then plans for the nodes that may join, too. Without it
+    a job that sets no `cluster.engine_gpus` is refused while no GPU node is there."""
     engines: EngineLimits = EngineLimits()
     """Engines that serve models."""
     jobs: JobLimits = JobLimits()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cluster.planning.nodes import Node, memory_here, read_nodes, this_machine
+from cluster.planning.nodes import Node, memory_here, nodes_of, read_nodes, this_machine, with_joining
 from cluster.planning.units import GIB
 from trainer.errors import InvalidJob
+from trainer.spec.nodes import NodeGroup
 
 
 def write(folder: Path, text: str) -> Path:
@@ -50,6 +52,15 @@ def test_mistakes_name_their_field(tmp_path: Path, text: str, message: str) -> N
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidJob, match="cannot be read"):
         read_nodes(tmp_path / "nowhere.yaml")
+
+
+def test_nodes_that_join_on_demand_come_after_those_that_have_joined() -> None:
+    groups = NodeGroup(name="head", cores=0), NodeGroup(name="gpu", count=3, cores=32, gpus=8, gpu_memory_gib=80)
+    head, *gpus = nodes_of(groups)
+    joined, other = replace(gpus[0], name="joined", held_gpus=8.0), Node("other", cores=4)
+    assert with_joining([replace(head, name="h")], groups) == [replace(head, name="h"), *gpus]
+    assert with_joining([head, other, joined], groups) == [head, other, joined, *gpus[1:]]
+    assert with_joining([joined] * 4, groups) == [*[joined] * 4, head]
 
 
 def test_this_machine_has_cores_and_memory() -> None:

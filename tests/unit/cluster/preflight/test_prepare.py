@@ -40,12 +40,14 @@ from tests.support.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, h
 from tests.support.paths import BASE
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job_file import load_job, read_job
+from trainer.spec.nodes import NodeGroup
 from trainer.spec.operator.config import NOTHING_ALLOWED, ModelEndpoint, Operator
 from trainer.spec.schemas.json_schema import schema_mistake
 
 FEW_ROWS = "the model will memorize so few"
 SECRET = "sk-very-secret-4711"
 NODE = Node("a", cores=2.0)
+HEAD, GPU_NODE = Node("head", cores=0.0), Node("gpu", cores=32.0, gpus=4.0)
 PLENTY = Free(disk_bytes=1 << 40, shm_bytes=1 << 34)
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 
@@ -918,6 +920,7 @@ async def test_shared_memory_is_not_checked_with_several_nodes(case: Case) -> No
 
 async def test_too_few_nodes_are_a_problem_unless_the_operator_lets_jobs_wait_for_more(case: Case) -> None:
     case.nodes = [Node("a", cores=1.0)]
+    case.job = {"cluster": {"engine_gpus": 0}}
     assert (await case.only_problem()).code == "too_few_resources"
     case.operator = LOCAL.model_copy(update={"wait_for_nodes_s": 60.0})
     (warning,) = await case.warnings()
@@ -926,10 +929,50 @@ async def test_too_few_nodes_are_a_problem_unless_the_operator_lets_jobs_wait_fo
 
 
 async def test_shared_memory_is_not_checked_if_the_job_waits_for_the_nodes_of_its_engines(case: Case) -> None:
-    case.nodes = [Node("head", cores=0.0)]
+    case.nodes = [HEAD]
+    case.job = {"cluster": {"engine_gpus": 0}}
     case.free = Free(PLENTY.disk_bytes, 1 << 20)
     case.operator = LOCAL.model_copy(update={"wait_for_nodes_s": 60.0})
     assert await case.warnings()
+
+
+async def test_while_nodes_with_gpus_may_join_no_job_is_planned_for_cpus(case: Case) -> None:
+    case.nodes = [HEAD, Node("graders", cores=4.0)]
+    case.operator = LOCAL.model_copy(update={"wait_for_nodes_s": 60.0})
+    problem = await case.only_problem()
+    assert (problem.code, problem.field) == ("unknown_nodes", "cluster.engine_gpus")
+    with pytest.raises(InvalidJob):
+        await case.prepare(accepted=True)
+    case.nodes.append(GPU_NODE)
+    assert (await case.prepare()).placement.engine_gpus == 1
+
+
+async def test_the_operators_list_stands_for_nodes_that_join_on_demand(case: Case) -> None:
+    case.nodes = [HEAD]
+    nodes = (NodeGroup(name="head", cores=0), NodeGroup(name="gpu", count=2, cores=32, gpus=4))
+    case.operator = LOCAL.model_copy(update={"wait_for_nodes_s": 60.0, "nodes": nodes})
+    prepared = await case.prepare()
+    assert (prepared.placement.engines, prepared.placement.learner_ranks) == (4, 4)
+    assert [node.name for node in prepared.cluster.nodes] == ["head", "gpu-0", "gpu-1"]
+    case.job = {"cluster": {"engines": 8}}  # would wait forever
+    assert (await case.only_problem()).code == "too_few_resources"
+
+
+async def test_a_list_of_nodes_without_gpus_is_for_training_on_cpus(case: Case) -> None:
+    case.nodes = [HEAD]
+    nodes = (NodeGroup(name="worker", count=2, cores=1),)
+    case.operator = LOCAL.model_copy(update={"wait_for_nodes_s": 60.0, "nodes": nodes})
+    assert (await case.prepare()).placement.engine_gpus == 0
+
+
+async def test_a_resumed_run_waits_for_the_nodes_of_its_layout(case: Case) -> None:
+    case.nodes = [HEAD, GPU_NODE]
+    began = case.began(await case.prepare())
+    case.nodes = [HEAD]
+    case.operator = LOCAL.model_copy(update={"wait_for_nodes_s": 60.0})
+    resumed = await case.prepare(began=began)
+    assert (resumed.placement.engines, resumed.placement.engine_gpus) == (2, 1)
+    assert any("waits for nodes" in warning for warning in resumed.warnings)
 
 
 async def test_too_little_memory_is_refused(case: Case) -> None:

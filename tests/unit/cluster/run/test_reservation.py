@@ -17,9 +17,8 @@ from cluster.ray_cluster.turn import own_turn
 from cluster.run.reservation import reserve
 from tests.support.builders import job, plan
 from trainer.errors import InvalidJob
-from trainer.spec.operator.config import JobLimits
-
-NO_LIMITS = JobLimits()
+from trainer.spec.nodes import NodeGroup
+from trainer.spec.operator.config import NOTHING_ALLOWED, JobLimits, Operator
 
 
 @dataclass
@@ -27,6 +26,7 @@ class FakeGpus:
     """A node of eight GPUs, which grants reservations in the order of their requests."""
 
     held: float = 0.0
+    capacity: float = 8.0
     reads: int = 0
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     on_read: Callable[[int], None] = lambda reads: None
@@ -51,7 +51,7 @@ class FakeSeats:
 
     async def ready(self, tell: Callable[[str], None], *, wait_for_nodes_s: float) -> list[int]:
         needed, _ = size_of(self.placement)
-        while not self.are_granted and (self._is_lost or self._gpus.held + needed > 8):
+        while not self.are_granted and (self._is_lost or self._gpus.held + needed > self._gpus.capacity):
             tell(f"{needed:g} GPUs")
             await asyncio.sleep(0)
         self._gpus.held += needed
@@ -74,12 +74,12 @@ def prepared(max_gpus: int | None = None, held: float = 0.0, **given: Any) -> Pr
 class Attempt:
     """One job's reservation, with all that it requested and the layouts that it got instead."""
 
-    def __init__(self, gpus: FakeGpus, made: Prepared, limits: JobLimits = NO_LIMITS, **options: Any) -> None:
+    def __init__(self, gpus: FakeGpus, made: Prepared, operator: Operator = NOTHING_ALLOWED, **options: Any) -> None:
         self.layouts = [made.placement]
         self.requested = list[FakeSeats]()
         self._gpus = gpus
         self._made = made
-        self._limits = limits
+        self._operator = operator
         self._options = {"look_s": 0.0, "grant_s": 0.0} | options
 
     async def reserve(self) -> FakeSeats:
@@ -91,7 +91,7 @@ class Attempt:
             self._made,
             request,
             self._gpus.nodes,
-            self._limits,
+            self._operator,
             lambda missing: None,
             lambda changed: self.layouts.append(changed.placement),
             lambda: self._gpus.turn,
@@ -172,9 +172,18 @@ async def test_a_job_that_never_gets_its_gpus_waits_for_the_last_of_some_layouts
 
 
 async def test_limits_of_the_operator_hold_for_the_new_layout_too() -> None:
-    job = Attempt(FakeGpus(), prepared(held=6), JobLimits(max_cores=60))
+    job = Attempt(FakeGpus(), prepared(held=6), Operator(jobs=JobLimits(max_cores=60)))
     await job.reserve()
     assert job.sizes == [2.0]
+
+
+async def test_nodes_that_may_still_join_are_planned_for() -> None:
+    gpus = FakeGpus(held=6)
+    listed = NodeGroup(name="gpu", count=2, cores=128, gpus=8)
+    waits = Attempt(gpus, prepared(held=6), Operator(nodes=(listed,), wait_for_nodes_s=60.0))
+    gpus.capacity = 16
+    await waits.reserve()
+    assert waits.sizes == [2.0, 10.0]
 
 
 async def test_a_failed_wait_releases_the_reservation() -> None:
@@ -190,7 +199,7 @@ async def test_a_failed_wait_releases_the_reservation() -> None:
 
     gpus, nothing = FakeGpus(), cast(Any, lambda _: None)
     with pytest.raises(InvalidJob):
-        await reserve(prepared(), request, gpus.nodes, JobLimits(), nothing, nothing, lambda: gpus.turn)
+        await reserve(prepared(), request, gpus.nodes, NOTHING_ALLOWED, nothing, nothing, lambda: gpus.turn)
     assert refused[0].is_released
 
 

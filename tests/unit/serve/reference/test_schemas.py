@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from jsonschema.exceptions import best_match
 from pydantic import ValidationError
 
-from cluster.planning.nodes import NodesFile
 from serve.reference.schemas import MODELS, schema_of
 from tests.support.builders import EXACT, raw_job
 from tests.support.paths import ROOT
 from trainer.spec.job import JobSpec
+from trainer.spec.nodes import NodesFile
 from trainer.spec.operator.config import Operator
 from trainer.spec.reader import Lines, ParsedFile, fill_in
 
