@@ -127,10 +127,12 @@ class Telemetry:
         try:
             while True:
                 ended = self._ended.is_set()
-                with suppress(OSError, RuntimeError):  # the disk is full; a source's dict changed during iteration
+                try:
                     make_own_folder(self._address.folder)
                     self._take_port()
                     self._write()
+                except Exception as error:  # noqa: BLE001 - such as a full disk: the thread survives it
+                    self.recorder.count_error(error)
                 if ended:
                     break
                 self._ended.wait(self._period_s)
@@ -145,12 +147,19 @@ class Telemetry:
 
     def _write(self) -> None:
         for form in FORMS:
-            text = "".join(form.write(registry).decode() for registry in (self.recorder.registry, REGISTRY))
+            text = "".join(self._text(form, registry) for registry in (REGISTRY, self.recorder.registry))
             temporary = Path(f"{self._file}.tmp")
             temporary.write_text(labelled(text, self._labels))
             temporary.replace(f"{self._file}{form.suffix}")
         if self._port is not None:
             remove_old(self._address.folder, time.time())
+
+    def _text(self, form: Form, registry: CollectorRegistry) -> str:
+        try:
+            return form.write(registry).decode()
+        except Exception as error:  # noqa: BLE001 - whatever a library raises
+            self.recorder.count_error(error)
+            return ""
 
 
 def start_telemetry(address: MetricsAddress | None, process: str) -> Recorder:

@@ -90,8 +90,15 @@ class Recorder(Collector):
                 made.labels(**labels)
 
     def add(self, source: MetricSource) -> None:
-        """Call `source` at each scrape, in any thread, for gauges, counters (totals since the start) and Spreads."""
+        """Call `source` at each scrape, in any thread, for gauges, counters (totals since the start) and Spreads.
+
+        A source that raises is skipped in that scrape and counted.
+        """
         self._sources.append(source)
+
+    def count_error(self, error: Exception) -> None:
+        """Count metrics that could not be read because of `error`."""
+        self.record(f"metric_source_errors/{type(error).__name__}")
 
     def _make(self, entry: str, labels: Sequence[str]) -> Any:
         metric, name = METRICS[entry], prometheus_name(entry)
@@ -113,11 +120,10 @@ class Recorder(Collector):
         """The metrics of the sources, for prometheus_client."""
         families: dict[str, Family] = {}
         for source in list(self._sources):
-            for name, value in source().items():
-                entry, labels = _listed(name)
-                if entry not in families:
-                    families[entry] = _family(entry, list(labels))
-                _add(families[entry], list(labels.values()), value, METRICS[entry].buckets)
+            try:
+                _add_all(families, source())
+            except Exception as error:  # noqa: BLE001 - such as of a database that is away
+                self.count_error(error)
         return families.values()
 
 
@@ -145,6 +151,14 @@ def _family(entry: str, labels: Sequence[str]) -> Family:
         case "histogram":
             return HistogramMetricFamily(name, metric.help, labels=labels)
     return GaugeMetricFamily(name, metric.help, labels=labels)
+
+
+def _add_all(families: dict[str, Family], values: Mapping[str, float | Spread]) -> None:
+    for name, value in values.items():
+        entry, labels = _listed(name)
+        if entry not in families:
+            families[entry] = _family(entry, list(labels))
+        _add(families[entry], list(labels.values()), value, METRICS[entry].buckets)
 
 
 def _add(family: Family, labels: Sequence[str], value: float | Spread, bounds: Sequence[float]) -> None:

@@ -151,6 +151,12 @@ _ACTORS: dict[str, Metric] = {
 
 _SERVER: dict[str, Metric] = {
     "process_up": _live("process", "", "1 while a process exports its metrics; of one that was killed it vanishes"),
+    "metric_source_errors/<error>": _live(
+        "metrics that could not be read",
+        "errors",
+        "times that a part of a process's metrics could not be read, by type of error",
+        "counter",
+    ),
     "jobs_ended/<outcome>": _live(
         "ended jobs",
         "jobs",

@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from actors.runtime.exporter import (
     FORMS,
@@ -118,6 +119,37 @@ def test_a_scraper_that_asks_for_openmetrics_gets_exemplars(port: int, start: Ca
     assert found == [(process, "0123456789abcdef" * 2) for process in ("engine-0", "grader-pool")]
     plain = ("agent_rft_grade_seconds_count", "job", "engine-0")
     eventually(lambda: scrape(port).get(plain) == 1.0)  # another file, which each process writes in its own time
+
+
+def test_metrics_continue_after_sources_and_collectors_of_libraries_raised(
+    port: int, start: Callable[[str, str], Telemetry]
+) -> None:
+    class Away(Exception):
+        pass
+
+    class Broken(Collector):
+        def describe(self) -> list[Metric]:
+            return []
+
+        def collect(self) -> Iterator[Metric]:
+            raise Away
+
+    def broken() -> dict[str, float]:
+        raise Away
+
+    library = Broken()
+    telemetry = start("a-job", "api-0")
+    telemetry.recorder.add(broken)
+    errors = ("agent_rft_metric_source_errors_total", "a-job", "api-0")
+    eventually(lambda: scrape(port).get(errors, 0) > 2)
+    REGISTRY.register(library)
+    try:
+        telemetry.recorder.record("step", 7)
+        eventually(lambda: scrape(port).get(("agent_rft_step", "a-job", "api-0")) == 7)
+        assert ("process_resident_memory_bytes", "a-job", "api-0") not in scrape(port)
+    finally:
+        REGISTRY.unregister(library)
+    eventually(lambda: ("process_resident_memory_bytes", "a-job", "api-0") in scrape(port))
 
 
 def test_another_process_takes_over_the_port(port: int, start: Callable[[str, str], Telemetry]) -> None:

@@ -101,6 +101,24 @@ def test_a_spread_counts_values_above_all_bounds() -> None:
     assert samples(recorder)['agent_rft_endpoint_latency_seconds_bucket{endpoint="x",le="+Inf"}'] == 2.0
 
 
+def test_a_source_that_raises_is_skipped_and_counted() -> None:
+    class DatabaseAway(Exception):
+        pass
+
+    def broken() -> dict[str, float]:
+        raise DatabaseAway
+
+    recorder = Recorder()
+    recorder.add(broken)
+    recorder.add(lambda: {"made_up": 1.0})
+    recorder.add(lambda: {"api_jobs/queued": 2.0})
+    generate_latest(recorder.registry)
+    found = samples(recorder)
+    assert found['agent_rft_api_jobs{state="queued"}'] == 2.0
+    assert found['agent_rft_metric_source_errors_total{error="DatabaseAway"}'] >= 1.0
+    assert found['agent_rft_metric_source_errors_total{error="KeyError"}'] >= 1.0
+
+
 def test_no_two_metrics_share_a_name() -> None:
     shown = [prometheus_name(name) for name, metric in METRICS.items() if metric.kind != "file"]
     assert len(set(shown)) == len(shown)
