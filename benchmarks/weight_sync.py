@@ -38,8 +38,9 @@ from actors.runtime.ports import free_port
 from actors.weights.adapter import AdapterConfig
 from actors.weights.broadcast import SENDER, Broadcast
 from actors.weights.broadcast_sync import BroadcastSync
-from actors.weights.checkpoint_weights import CheckpointWeights, as_bytes
+from actors.weights.checkpoint_weights import CheckpointWeights
 from actors.weights.checksum import checksum
+from actors.weights.host_buffer import HostBuffer, lock_pages_for_cuda
 from actors.weights.layout import Layout
 from actors.weights.sync import WeightSync
 from benchmarks.common import Figure, NotPossible, impossible, report
@@ -110,6 +111,7 @@ class Source:
         adapter = None if lora is None else adapter_tensors(policy)
         self._model = policy.model
         self._weights = CheckpointWeights(self._model, getattr(torch, dtype), lambda _: nullcontext(), adapter)
+        self._bucket = HostBuffer(lock_pages_for_cuda if self._device.type == "cuda" else None)
         self._broadcast: Broadcast | None = None
         self._vllms: Any = None
 
@@ -118,7 +120,8 @@ class Source:
         return [self._weights.describe(part) for part in self._parts]
 
     def put(self, index: int) -> list[Any]:
-        data = as_bytes(list(self._weights.read(self._parts[index], wanted=True).values()))
+        data = self._weights.bucket(self._parts[index], self._bucket)
+        assert data is not None
         return [ray.put(data), checksum(torch.from_numpy(data))]
 
     # -- our broadcast -------------------------------------------------------------------------------------------------

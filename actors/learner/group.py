@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from actors.learner.rank import LearnerConfig, LearnerRank
+from actors.learner.step_limit import StepLimit
 from actors.runtime.calls import cannot_start, kind_of
 from actors.runtime.exporter import start_telemetry
 from actors.runtime.in_flight import Doing
@@ -58,6 +59,9 @@ class LearnerGroup:
         self._given_up: dict[int, str] = {}
         self._failure: RftError = LearnerFailed("the learner was shut down")
         self._turns: Turns | None = None
+        self._limit = StepLimit(config.collective_timeout_s, config.assumed_token_s)
+        self._busy_until = 0.0
+        """When the limit of a step in progress ends, on the clock of `time.monotonic`."""
         self.incarnation = 0
 
     @classmethod
@@ -93,6 +97,7 @@ class LearnerGroup:
             RftError: The model cannot be loaded.
         """
         self._config = config
+        self._limit = StepLimit(config.collective_timeout_s, config.assumed_token_s)
         refs = [actor.address.remote() for actor in self._actors]
         addresses = await self._results("being scheduled", refs, SCHEDULE_TIMEOUT_S)
         refs = [a.build.remote(config, rank, self.num_ranks, addresses[0]) for rank, a in enumerate(self._actors)]
@@ -128,12 +133,22 @@ class LearnerGroup:
         """Train on `sequences`, which are weighted if the method is supervised, with `updates_per_batch` updates."""
         updates = [self._pack(part) for part in split_updates(sequences, self._config.algorithm.updates_per_batch)]
         of_rank = [([update[rank] for update in updates], version) for rank in range(self.num_ranks)]
-        report: StepReport = (await self._call("step", of_rank))[0]
+        num_tokens = _num_tokens(sequences)
+        await self.take_turn()
+        began, limit_s = time.monotonic(), self._limit.of(num_tokens)
+        self._busy_until = began + limit_s
+        try:
+            report: StepReport = (await self._on_all("step", of_rank, limit_s))[0]
+        finally:
+            self._busy_until = 0.0
+        self._limit.measured(num_tokens, time.monotonic() - began)
         return report
 
     async def supervised_loss(self, sequences: Sequence[WeightedSequence]) -> float:
         """Weighted cross-entropy per unit of weight, without training."""
-        loss: float = (await self._call("supervised_loss", [(row,) for row in self._pack(sequences)]))[0]
+        await self.take_turn()
+        of_rank = [(row,) for row in self._pack(sequences)]
+        loss: float = (await self._on_all("supervised_loss", of_rank, self._limit.of(_num_tokens(sequences))))[0]
         return loss
 
     async def logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -150,7 +165,7 @@ class LearnerGroup:
         """A reference to the bucket's bytes (uint8), in the object store of rank 0's node, and their checksum."""
         await self.take_turn()
         refs = [actor.put_bucket.remote(index) for actor in self._ranks()]
-        reference, number = (await self._results("gather_bucket", refs, self._config.collective_timeout_s))[0]
+        reference, number = (await self._results("gather_bucket", refs, self._call_limit_s))[0]
         return reference, number
 
     async def meeting_point(self) -> str:
@@ -240,13 +255,20 @@ class LearnerGroup:
         await self.take_turn()
         return await self._on_all(method, arguments)
 
-    async def _on_all(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    async def _on_all(
+        self, method: str, arguments: Sequence[tuple[Any, ...]], limit_s: float | None = None
+    ) -> list[Any]:
         refs = [actor.call.remote(method, *of_rank) for actor, of_rank in zip(self._ranks(), arguments, strict=True)]
-        return await self._results(method, refs, self._config.collective_timeout_s)
+        return await self._results(method, refs, self._call_limit_s if limit_s is None else limit_s)
 
     async def _rank_0(self, method: str, *arguments: Any) -> None:
         ref = self._ranks()[0].call.remote(method, *arguments)
-        await self._results(method, [ref], self._config.collective_timeout_s)
+        await self._results(method, [ref], self._call_limit_s)
+
+    @property
+    def _call_limit_s(self) -> float:
+        """The limit of a call other than a step, which waits in the ranks for a step in progress."""
+        return self._config.collective_timeout_s + max(0.0, self._busy_until - time.monotonic())
 
     async def _results(self, what: str, refs: Sequence[Any], timeout_s: float) -> list[Any]:
         """The results of all ranks; if one fails or is late, all are shut down."""
@@ -306,7 +328,7 @@ class _RankProcess:
                 return error
 
     def put_bucket(self, index: int) -> list[Any]:
-        """The bucket's reference and its checksum.
+        """The reference to a copy of the bucket, and its checksum.
 
         Ray does not resolve a reference in a list: bytes go only to nodes that load them.
         """
@@ -340,6 +362,10 @@ class _RankProcess:
             self._recorder.record(f"rank_s/{method}", time.monotonic() - self._doing[method])
         finally:
             del self._doing[method]
+
+
+def _num_tokens(sequences: Sequence[AnySequence]) -> int:
+    return sum(len(sequence.token_ids) for sequence in sequences)
 
 
 def _absolute(folder: Path) -> Path:

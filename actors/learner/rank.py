@@ -22,13 +22,14 @@ from torch import distributed as dist
 from actors.learner.asleep import Asleep
 from actors.learner.loading import sharded
 from actors.learner.process_group import join
-from actors.learner.sizes import BUCKET_ELEMENTS, ranks_stage
+from actors.learner.sizes import ASLEEP_SLACK, BUCKET_ELEMENTS, ranks_stage
 from actors.learner.start_model import StartModel
-from actors.learner.state import Snapshot, copy_state, load_deepspeed, load_state
+from actors.learner.state import Snapshot, SnapshotMemory, copy_state, load_deepspeed, load_state
 from actors.runtime.exporter import MetricsAddress
 from actors.weights.broadcast import SENDER, Broadcast
-from actors.weights.checkpoint_weights import CheckpointWeights, ParameterNames, as_bytes, save_tensors
-from actors.weights.layout import TensorInfo
+from actors.weights.checkpoint_weights import CheckpointWeights, ParameterNames, save_tensors
+from actors.weights.host_buffer import HostBuffer, lock_pages_for_cuda
+from actors.weights.layout import TensorInfo, num_bytes
 from trainer.algorithm import objective
 from trainer.algorithm.objective import Sums
 from trainer.algorithm.schedule import learning_rate
@@ -50,6 +51,8 @@ GRADIENT_NORM = 1.0
 BETAS = (0.9, 0.95)
 SKIPS_ALLOWED = 2
 """Updates in a row that may be skipped for a non-finite gradient: one may be chance in bfloat16, three are a bug."""
+PEERS_TIMEOUT_S = 86_400.0
+"""How long a rank waits for others: the group finds a hang earlier, and knows how long a step may take."""
 DEEPSPEED, PROGRESS = "deepspeed", "learner.json"
 
 
@@ -60,8 +63,9 @@ class LearnerConfig:
     `model` is a local folder; with `lora`, that of an adapter too, whose training goes on. `steps` is the number of
     `step` calls in the whole job, for the learning rate schedule; `warm_up_steps` of them are its warm-up, None: 3 %.
     `algorithm` includes the sampling temperature.
-    `collective_timeout_s` bounds how long a rank waits for another. `files` are written beside those of the start
-    model; None: only those. `end_token_ids` end a turn in the engine, and so in the masks of constrained decoding;
+    `collective_timeout_s` bounds each call of all ranks but a long step, whose limit follows from its tokens and the
+    steps before; `assumed_token_s` is the plan's time per token, 0: unknown. `files` are written beside those of the
+    start model; None: only those. `end_token_ids` end a turn in the engine, and so in the masks of constrained decoding;
     none: the tokenizer's own end token. `offload` says what is kept in the node's memory instead of the GPU's. A new
     adapter is drawn from `seed`.
     """
@@ -79,6 +83,7 @@ class LearnerConfig:
     rank_cores: int = 1
     on_gpu: bool = False
     collective_timeout_s: float = 1800.0
+    assumed_token_s: float = 0.0
     metrics: MetricsAddress | None = None
     files: ModelFiles | None = None
     end_token_ids: tuple[int, ...] = ()
@@ -101,7 +106,7 @@ class LearnerRank:
         self._config = config
         self._rank = rank
         self._world_size = world_size
-        self._deepspeed = join(config.on_gpu, config.collective_timeout_s, rank, world_size, address)
+        self._deepspeed = join(config.on_gpu, PEERS_TIMEOUT_S, rank, world_size, address)
         self._device = torch.device("cuda" if config.on_gpu else "cpu")
         self._dtype: torch.dtype = getattr(torch, config.dtype)
         self._model = StartModel.of(config.model, self._dtype, config.lora)
@@ -121,8 +126,10 @@ class LearnerRank:
         self._parts: list[ParameterNames] = []
         self._broadcast: Broadcast | None = None
         self._grammars = Grammars(config.model, config.end_token_ids, config.rank_cores)
-        self._snapshot: Snapshot | None = None
-        self._asleep = Asleep(self._device)
+        lock_pages = lock_pages_for_cuda if config.on_gpu else None
+        self._bucket = HostBuffer(lock_pages)
+        self._snapshot = SnapshotMemory(lock_pages)
+        self._asleep = Asleep(self._device, HostBuffer(lock_pages, ASLEEP_SLACK))
         self._step = 0
         self._skipped = 0
 
@@ -280,12 +287,17 @@ class LearnerRank:
         single larger parameter.
         """
         self._parts = self._weights.parts(max_bytes)
-        return [self._weights.describe(part) for part in self._parts]
+        plan = [self._weights.describe(part) for part in self._parts]
+        if self._rank == 0:
+            self._bucket.slices([max(map(num_bytes, plan))])  # allocates it for all buckets
+        return plan
 
     def gather_bucket(self, index: int) -> NDArray[np.uint8] | None:
-        """The bytes of bucket `index` of the last plan on rank 0, None elsewhere."""
-        tensors = self._weights.read(self._parts[index], wanted=self._rank == 0)
-        return as_bytes(list(tensors.values())) if self._rank == 0 else None
+        """The bytes of bucket `index` of the last plan on rank 0, None elsewhere.
+
+        All buckets are gathered into the same memory: the next call overwrites the bytes of this one.
+        """
+        return self._weights.bucket(self._parts[index], self._bucket if self._rank == 0 else None)
 
     def open_broadcast(self, address: str, size: int) -> None:
         """Become the sender of a group of engines, which replaces the previous group.
@@ -316,33 +328,36 @@ class LearnerRank:
             raise EngineFailed(f"{what}: {error}", public=what) from error
 
     def snapshot(self) -> None:
-        """Copy to host memory all that `write` writes, in place of the snapshot before; then training may go on."""
-        self._snapshot = None  # frees it: host memory never holds two
-        shards = self._weights.copies(wanted=self._rank == 0)
+        """Copy to host memory all that `write` writes, in place of the snapshot before; then training may go on.
+
+        Waits for a `write` of the snapshot before.
+        """
         progress = asdict(self._layout) | {"trained": self._model.trained, "step": self._step, "skipped": self._skipped}
-        self._snapshot = Snapshot(shards, copy_state(self._engine, self._config.stage), progress)
+
+        def copy(shards: HostBuffer, state: HostBuffer) -> Snapshot:
+            weights = self._weights.copies(shards if self._rank == 0 else None)
+            return Snapshot(weights, copy_state(self._engine, self._config.stage, state), progress)
+
+        self._snapshot.take(copy)
 
     def write(self, folder: Path) -> None:
-        """Write the snapshot, and free it: the model for transformers and vLLM, and the state for `load`.
+        """Write the snapshot, once: the model for transformers and vLLM, and the state for `load`.
 
         Runs beside the other methods, in another thread.
 
         Raises:
-            OSError: The disk is full or read-only. The snapshot is kept.
+            OSError: The disk is full or read-only. The snapshot can be written again.
         """
-        snapshot = self._snapshot
-        assert snapshot is not None
-        if snapshot.state:
-            state = folder / TRAINING_STATE
-            state.mkdir(exist_ok=True)
-            save_tensors(snapshot.state, state / f"rank-{self._rank:05d}.safetensors")
-        if self._rank == 0:
-            self._model.write(self.policy, snapshot.shards, folder)
-            if self._config.files is not None:
-                self._config.files.write(folder)
-            (folder / PROGRESS).write_text(json.dumps(snapshot.progress))
-        if self._snapshot is snapshot:
-            self._snapshot = None
+        with self._snapshot.writing() as snapshot:
+            if snapshot.state:
+                state = folder / TRAINING_STATE
+                state.mkdir(exist_ok=True)
+                save_tensors(snapshot.state, state / f"rank-{self._rank:05d}.safetensors")
+            if self._rank == 0:
+                self._model.write(self.policy, snapshot.shards, folder)
+                if self._config.files is not None:
+                    self._config.files.write(folder)
+                (folder / PROGRESS).write_text(json.dumps(snapshot.progress))
 
     def load(self, folder: Path) -> Converted | None:
         """Restore weights, optimizer and schedule as of `snapshot`; there is no random state.

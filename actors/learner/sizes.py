@@ -14,12 +14,14 @@ def ranks_stage(in_bfloat16: bool, zero_stage: int, offloads: bool = False) -> i
     return max(2 if offloads else int(in_bfloat16), zero_stage)
 
 
+ASLEEP_SLACK = 1 / 16
+"""Share of additional host memory for what leaves a GPU, since a little more may leave the next time."""
 STATE_BYTES = 12
 """Bytes of a parameter in the optimizer: its weight and Adam's two moments, in float32 whatever the model's dtype."""
 
 
 def snapshot_bytes(parameters: int, *, rank: int, ranks: int, stage: int, in_bfloat16: bool) -> int:
-    """Host memory that `LearnerRank.snapshot` takes on the node of `rank`, from the snapshot until it is written.
+    """Host memory that `LearnerRank.snapshot` takes on the node of `rank`, and keeps.
 
     Each rank copies its part of the optimizer's state, which without ZeRO is all on rank 0; rank 0 also copies the
     model as it is served. `stage` is that of `ranks_stage`. The sum over the ranks is the size of the checkpoint.

@@ -7,9 +7,10 @@ fragments: a range of the elements of one parameter. A rank's file has a tensor 
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch import distributed as dist
 
+from actors.weights.host_buffer import HostBuffer, LockPages
 from trainer.errors import UserError
 
 WEIGHT, MOMENTS, STEP = "weight", ("exp_avg", "exp_avg_sq"), "step"
@@ -48,18 +50,47 @@ class Snapshot:
     progress: dict[str, Any]
 
 
-def copy_state(engine: Any, stage: int) -> dict[str, Tensor]:
-    """Copies of this rank's fragments in host memory; of a state that all ranks have, rank 0 makes the copies."""
+class SnapshotMemory:
+    """The host memory of a rank's snapshot. It is kept, and holds one snapshot at a time.
+
+    `in_use` is held while a snapshot is taken or written, which different threads do.
+    """
+
+    def __init__(self, lock_pages: LockPages | None, in_use: AbstractContextManager[object] | None = None) -> None:
+        self._shards, self._state = HostBuffer(lock_pages), HostBuffer(lock_pages)
+        self._in_use = threading.Lock() if in_use is None else in_use
+        self._snapshot: Snapshot | None = None
+
+    def take(self, copy: Callable[[HostBuffer, HostBuffer], Snapshot]) -> None:
+        """Replace the snapshot by the one that `copy` makes in the memory for shards and for the state.
+
+        Waits until the snapshot before is no longer written.
+        """
+        with self._in_use:
+            self._snapshot = None
+            self._snapshot = copy(self._shards, self._state)
+
+    @contextmanager
+    def writing(self) -> Iterator[Snapshot]:
+        """Context manager that protects the snapshot while it is written; one that was written cannot be used again."""
+        with self._in_use:
+            assert self._snapshot is not None
+            yield self._snapshot
+            self._snapshot = None
+
+
+def copy_state(engine: Any, stage: int, memory: HostBuffer) -> dict[str, Tensor]:
+    """Copies of this rank's fragments in `memory`; of a state that all ranks have, rank 0 makes the copies."""
     if stage == 0 and dist.get_rank() > 0:
         return {}
-    copies: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
     for fragment in _fragments(engine, stage):
         moments = engine.basic_optimizer.state.get(fragment.held, {})  # none before the first update
         if moments:
-            copies[STEP] = moments[STEP].to("cpu", copy=True)
+            state[STEP] = moments[STEP]
         for kind, flat in {WEIGHT: fragment.held, **{kind: moments[kind] for kind in MOMENTS if moments}}.items():
-            copies[f"{kind}:{fragment.start}:{fragment.name}"] = fragment.of(flat).to("cpu", copy=True)
-    return copies
+            state[f"{kind}:{fragment.start}:{fragment.name}"] = fragment.of(flat)
+    return memory.copies(state)
 
 
 def load_state(engine: Any, stage: int, folder: Path) -> None:

@@ -10,9 +10,10 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from transformers.core_model_loading import (
     revert_weight_conversion,
 )
 
+from actors.weights.host_buffer import HostBuffer, copy_bytes
 from actors.weights.layout import TensorInfo, num_bytes
 
 ParameterNames = list[str]
@@ -44,7 +46,7 @@ WEIGHT_FILES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack
 class CheckpointWeights:
     """Reads the weights of a model, or of its `adapter` only, whose tensors have the names of PEFT's files.
 
-    Each read runs inside `gather`, called with the parameters to read.
+    Each copy runs inside `gather`, called with the parameters to copy.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class CheckpointWeights:
         return parts
 
     def describe(self, part: ParameterNames) -> list[TensorInfo]:
-        """Names, dtypes and shapes of what `read` returns, without gathering anything."""
+        """Names, dtypes and shapes of what `bucket` returns, without gathering anything."""
         shapes = {name: torch.empty(_shape(self._tensors[name]), device="meta") for name in part}
         infos: list[TensorInfo] = []
         for name, shape in shapes.items():
@@ -87,29 +89,49 @@ class CheckpointWeights:
             infos += [(key, dtype, tuple(t.shape)) for key, t in self._convert({name: shape}).items()]
         return infos
 
-    def read(self, part: ParameterNames, wanted: bool) -> dict[str, Tensor]:
-        """The tensors of a part on the CPU, in the order of `describe`; nothing unless `wanted`.
+    def bucket(self, part: ParameterNames, memory: HostBuffer | None) -> NDArray[np.uint8] | None:
+        """The bytes of a part's tensors back to back, in the order of `describe`, until `memory` is used again.
 
-        All ranks must call this together; one of them wants the result.
+        All ranks must call this together; those that do not want the result pass None, and get None.
         """
+        if memory is None:
+            self._copy(part, None)
+            return None
+        sizes = _sizes(self.describe(part))
+        [bucket] = memory.slices([sum(sizes)])
+        self._copy(part, torch.split(bucket, sizes))
+        return bucket.numpy()
+
+    def copies(self, memory: HostBuffer | None, shard_bytes: int = SHARD_BYTES) -> list[dict[str, Tensor]]:
+        """All weights on the CPU, in shards; see `bucket` for `memory`."""
+        parts = self.parts(shard_bytes)
+        layouts = [[] if memory is None else self.describe(part) for part in parts]
+        slices = [] if memory is None else memory.slices(_sizes(chain(*layouts)))
+        shards: list[dict[str, Tensor]] = []
+        for part, layout in zip(parts, layouts, strict=True):
+            targets, slices = slices[: len(layout)], slices[len(layout) :]
+            self._copy(part, None if memory is None else targets)
+            named = zip(layout, targets, strict=True)
+            shards.append(
+                {name: target.view(getattr(torch, dtype)).view(shape) for (name, dtype, shape), target in named}
+            )
+        return shards
+
+    def _copy(self, part: ParameterNames, targets: Sequence[Tensor] | None) -> None:
+        """Copy the tensors of a part into `targets`, bytes in the order of `describe`; None: only help to gather it."""
         tensors = [self._tensors[name] for name in part]
         with self._gather(tensors):
-            if not wanted:
-                return {}
-            read: dict[str, Tensor] = {}
-            for name, tensor in zip(part, tensors, strict=True):
-                kept = {name: tensor.detach().to(self._dtype_of(tensor))}
-                for key, value in self._convert(kept).items():
-                    read[key] = value.to("cpu", copy=True, memory_format=torch.contiguous_format)
-            return read
+            if targets is not None:
+                values = (
+                    value
+                    for name, tensor in zip(part, tensors, strict=True)
+                    for value in self._convert({name: tensor.detach().to(self._dtype_of(tensor))}).values()
+                )
+                copy_bytes(zip(values, targets, strict=True))
 
     def _dtype_of(self, tensor: Tensor) -> torch.dtype:
         """Some models keep a few tensors in float32, such as the correction of a router, and their engines do too."""
         return self._dtype if tensor.dtype == self._model.dtype else tensor.dtype
-
-    def copies(self, wanted: bool, shard_bytes: int = SHARD_BYTES) -> list[dict[str, Tensor]]:
-        """All weights on the CPU, in shards; all ranks must call this together, and the `wanted` one gets them."""
-        return [self.read(part, wanted) for part in self.parts(shard_bytes)]
 
 
 def names_in(model: PreTrainedModel) -> Callable[[str], str]:
@@ -200,6 +222,10 @@ def copy_companions(source: Path, folder: Path, dtype: torch.dtype) -> None:
         part.pop("torch_dtype", None)
         part["dtype"] = str(dtype).removeprefix("torch.")
     path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _sizes(layout: Iterable[TensorInfo]) -> list[int]:
+    return [num_bytes([info]) for info in layout]
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:

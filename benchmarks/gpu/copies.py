@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from actors.weights.checkpoint_weights import CheckpointWeights, as_bytes
-from actors.weights.layout import MAX_BUCKET_BYTES
+from actors.weights.checkpoint_weights import CheckpointWeights
+from actors.weights.host_buffer import HostBuffer, lock_pages_for_cuda
+from actors.weights.layout import MAX_BUCKET_BYTES, num_bytes
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.shapes import QWEN3, TINY
@@ -33,14 +34,16 @@ def figures(machine: Machine) -> list[Figure]:
             for size, num_bytes in SIZES.items()
             for pinned in (True, False)
         ),
-        Figure("weights of 1.7B leave in buckets", "s/GB", functools.partial(_leave, machine, False), 20, AIM, ANCHOR),
-        Figure(
-            "weights of 1.7B leave through one pinned buffer",
-            "s/GB",
-            functools.partial(_leave, machine, True),
-            20,
-            AIM,
-            ANCHOR,
+        *(
+            Figure(
+                f"weights of 1.7B leave in buckets, {'pinned' if pinned else 'pageable'}",
+                "s/GB",
+                functools.partial(_leave, machine, pinned),
+                20,
+                AIM,
+                ANCHOR,
+            )
+            for pinned in (True, False)
         ),
     ]
 
@@ -58,26 +61,16 @@ def _copy(machine: Machine, num_bytes: int, way: str, pinned: bool) -> dict[str,
 
 
 def _leave(machine: Machine, pinned: bool) -> dict[str, Any]:
-    """What rank 0 does for each bucket of a weight update; or copies into a pinned buffer instead."""
+    """Copy the weights as rank 0 does, which page-locks the memory of a bucket on a GPU."""
     policy = build_policy(machine, TINY if machine.tiny else QWEN3["1.7B"], Settings())
     weights = CheckpointWeights(policy.model, machine.dtype, lambda _: nullcontext())
     parts = weights.parts(MAX_BUCKET_BYTES)
-    tensors = dict(policy.model.named_parameters())
-    largest = max(sum(tensors[name].nbytes for name in part) for part in parts)
-    total = sum(tensors[name].nbytes for part in parts for name in part)
-    buffer = torch.empty(largest, dtype=torch.uint8, pin_memory=pinned and machine.device.type == "cuda")
+    memory = HostBuffer(lock_pages_for_cuda if pinned and machine.device.type == "cuda" else None)
+    total = sum(num_bytes(weights.describe(part)) for part in parts)
 
     def send() -> None:
         for part in parts:
-            if not pinned:
-                as_bytes(list(weights.read(part, wanted=True).values()))
-                continue
-            start = 0
-            for name in part:
-                flat = tensors[name].detach().reshape(-1).view(torch.uint8)
-                buffer[start : start + len(flat)].copy_(flat, non_blocking=True)
-                start += len(flat)
-            machine.synchronize()
+            weights.bucket(part, memory)
 
     times = machine.times(send, warmups=1)
     more = {"buckets": len(parts), "GB": total / 1e9}

@@ -65,7 +65,11 @@ async def take_turns(model: Path, tokens: int) -> None:
     before = rank.logprobs(ids)
     measured.say("learner awake", measured.used_gib(), "GiB")
     layouts = rank.bucket_plan(MAX_BUCKET_BYTES)
-    buckets = [(rank.gather_bucket(i), layout) for i, layout in enumerate(layouts)]
+    buckets = []
+    for index, layout in enumerate(layouts):
+        bucket = rank.gather_bucket(index)
+        assert bucket is not None
+        buckets.append((bucket.copy(), layout))  # the next one is gathered into the same memory
     _timed(measured, "learner falls asleep", rank.sleep)
     measured.say("left by a learner asleep", measured.used_gib(), "GiB")
     context = max(map(len, asked)) + tokens + 8
@@ -81,8 +85,7 @@ async def take_turns(model: Path, tokens: int) -> None:
 
     try:
         for bucket, layout in buckets:
-            if bucket is not None:
-                engine.stage(bucket, layout)
+            engine.stage(bucket, layout)
         await engine.swap(1)  # as between turns: what is loaded then must be released, too
         sampled = await sample()
         measured.say("engine awake", measured.used_gib(), "GiB")

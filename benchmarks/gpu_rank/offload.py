@@ -1,13 +1,13 @@
-"""Offloading a rank to host memory and back, as ranks do that share their GPU with an engine: pageable, and pinned."""
+"""Offloading a rank to kept host memory and back, as ranks do that share their GPU: pageable, and page-locked."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
-import torch
-
-from actors.learner.asleep import Allocate, Asleep, pageable
+from actors.learner.asleep import Asleep
+from actors.learner.sizes import ASLEEP_SLACK
+from actors.weights.host_buffer import HostBuffer, LockPages, lock_pages_for_cuda
 from benchmarks.common import seconds
 from benchmarks.gpu import correctness
 from benchmarks.gpu.figures import Figure
@@ -16,35 +16,31 @@ from benchmarks.gpu_rank.trial_rank import Layout, digest, small_model, start_ra
 from cluster.planning.units import GIB
 
 ROUNDS = 2
-"""In the first round torch allocates pinned memory, which it keeps for the second."""
-
-
-def pinned(num_bytes: int) -> torch.UntypedStorage:
-    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).untyped_storage()
+"""In the first round the memory is allocated and page-locked."""
 
 
 def figures(machine: Machine) -> list[Figure]:
-    """As it is done today, and with pinned memory, for which the trial on a CPU takes other memory."""
-    allocations = {"pageable": pageable, "pinned": pageable if machine.device.type == "cpu" else pinned}
+    """Pageable memory, and page-locked memory as the rank uses it; the trial on a CPU has only pageable memory."""
+    locks = {"pageable": None, "pinned": lock_pages_for_cuda if machine.device.type == "cuda" else None}
     return [
         Figure(
             f"rank leaves the GPU, {name} memory",
             "s/GB",
-            functools.partial(_measure, machine, allocate),
+            functools.partial(_measure, machine, lock_pages),
             30,
             limit_s=120,
         )
-        for name, allocate in allocations.items()
+        for name, lock_pages in locks.items()
     ]
 
 
-def _measure(machine: Machine, allocate: Allocate) -> dict[str, Any]:
+def _measure(machine: Machine, lock_pages: LockPages | None) -> dict[str, Any]:
     """Exact: a checkpoint of the rank is the same before and after."""
     rank = start_rank(machine, small_model(machine), Layout())
     rank.step([[correctness.batch_of(machine)]], version=0)  # only then are there Adam's moments
     before = digest(rank)
-    on_gpu = machine.device.type == "cuda"
-    asleep = Asleep(machine.device, allocate=allocate) if on_gpu else Asleep(machine.device, lambda: 1 << 60)
+    buffer, on_gpu = HostBuffer(lock_pages, ASLEEP_SLACK), machine.device.type == "cuda"
+    asleep = Asleep(machine.device, buffer) if on_gpu else Asleep(machine.device, buffer, lambda: 1 << 60)
     rounds: list[tuple[float, float]] = []
     for _ in range(ROUNDS):
         leave_s = seconds(asleep.leave)

@@ -1,4 +1,4 @@
-"""A rough time of a job's steps, computed from sizes and rates that are assumed: nothing of it was measured on GPUs.
+"""A rough time of a job's steps, computed from sizes and from rates that are assumed, but for MOVE_BYTES_PER_S.
 
 A learner computes 6 operations per parameter that a token uses, 8 with activation checkpointing, and 2 more for the
 log-probabilities before the update. An engine computes 2 per parameter and token, and per token of its sequences reads
@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.planning.layout import ClusterPlan
-from cluster.planning.placement import Request, size_of
+from cluster.planning.model_shape import ModelShape
+from cluster.planning.placement import Placement, Request, size_of
+from trainer.spec.job import JobSpec
 from trainer.spec.plan import USUAL_ROWS, resolve
 
 
@@ -27,8 +29,12 @@ class Rates:
 GPU = Rates(0.3 * 989e12, 0.6 * 3.35e12, "GPUs like an H100 at 30 % of its operations and 60 % of its memory's speed")
 CORE = Rates(100e9, 10e9, "cores of 100 billion operations and 10 GB a second")
 SYNC_BYTES_PER_S = 2e9
-MOVE_BYTES_PER_S = 5e9
-"""Between a GPU and the node's memory, for what sleeps while the other has its turn."""
+MOVE_BYTES_PER_S = 2 / (0.055 + 0.022) * 1e9
+"""Between a GPU and page-locked memory of its node, for what sleeps while the other has its turn.
+
+The mean of both directions, measured with a learner rank of 3.9 GB: NVIDIA H100, 2026-11-27. In a rank's first turn,
+page-locking takes another 0.6 s/GB.
+"""
 TOOLS_S = 10.0
 """Waiting for tools and graders, of the rollouts of a step together: they wait at the same time."""
 
@@ -70,11 +76,7 @@ def estimate_of(request: Request, plan: ClusterPlan) -> Estimate | None:
         sampled = min(request.context_length // 2, job.reinforcement.limits.max_completion_tokens // 2)
         length = 2 * sampled
     num_tokens = numbers.rollouts_per_step * length
-    speed = rates.operations_per_s * placement.learner_ranks * (1 if placement.rank_gpus else placement.rank_cores)
-    per_token = (8 if placement.rank_gpus else 6) + (2 if reinforcement else 0)
-    if placement.lora is not None:
-        per_token -= 2  # frozen weights have no gradients
-    learning_s = per_token * model.active_parameters * num_tokens / speed
+    learning_s = num_tokens * learning_token_s(job, model, placement)
     sampling_s = sync_s = 0.0
     if reinforcement:
         sequences = next(place.memory.num_sequences for place in plan.assignments if place.memory is not None) or 1.0
@@ -100,9 +102,19 @@ def estimate_of(request: Request, plan: ClusterPlan) -> Estimate | None:
     if reinforcement:
         assumptions += [f"tools and graders take {TOOLS_S:g} s of a step", "weights travel with 2 GB a second"]
     if turns_s:
-        assumptions.append(f"what sleeps is moved with {MOVE_BYTES_PER_S / 1e9:g} GB a second")
+        assumptions.append(f"what sleeps is moved with {MOVE_BYTES_PER_S / 1e9:.0f} GB a second")
     gpus, _ = size_of(placement)
     return Estimate(sampling_s, learning_s, sync_s, step_s, numbers.steps, gpus, tuple(assumptions))
+
+
+def learning_token_s(job: JobSpec, model: ModelShape, placement: Placement) -> float:
+    """Seconds of a step per token of its sequences, for all ranks together."""
+    rates = GPU if placement.rank_gpus else CORE
+    speed = rates.operations_per_s * placement.learner_ranks * (1 if placement.rank_gpus else placement.rank_cores)
+    per_token = (8 if placement.rank_gpus else 6) + (2 if job.method.type == "reinforcement" else 0)
+    if placement.lora is not None:
+        per_token -= 2  # frozen weights have no gradients
+    return per_token * model.active_parameters / speed
 
 
 def count_rows(path: Path) -> int:

@@ -15,6 +15,7 @@ from functools import cache
 from itertools import product
 from typing import TypeVar, get_args
 
+from actors.learner.sizes import ASLEEP_SLACK
 from cluster.planning.memory import Memory, by_turns, engine_memory, rank_memory
 from cluster.planning.placement import (
     Placement,
@@ -386,4 +387,4 @@ def rank_memory_of(request: Request, placement: Placement, rank: int) -> Memory 
         lora=placement.lora,
         rank=rank,
     )
-    return by_turns(memory) if placement.shares_gpus and placement.turns else memory
+    return by_turns(memory, ASLEEP_SLACK) if placement.shares_gpus and placement.turns else memory

@@ -118,15 +118,15 @@ def engine_memory(
     )
 
 
-def by_turns(memory: Memory) -> Memory:
+def by_turns(memory: Memory, slack: float = 0.0) -> Memory:
     """The memory of an engine or a rank that takes turns with the other on its GPU.
 
-    Asleep, it keeps in its node's memory what it cannot compute again; the other one's CUDA context stays on the GPU.
+    Asleep, it keeps in its node's memory what it cannot compute again, with a share of `slack` in addition; the other
+    one's CUDA context stays on the GPU.
     """
     kept = sum(memory.gpu.get(part, 0) for part in ("weights", "gradients", "optimizer"))
-    return replace(
-        memory, gpu={**memory.gpu, "context of the other": CUDA_CONTEXT_BYTES}, host={**memory.host, "asleep": kept}
-    )
+    gpu, asleep = {**memory.gpu, "context of the other": CUDA_CONTEXT_BYTES}, round(kept * (1 + slack))
+    return replace(memory, gpu=gpu, host={**memory.host, "asleep": asleep})
 
 
 def rank_memory(
@@ -174,9 +174,10 @@ def rank_memory(
         + (model.vocabulary * model.hidden * 4 if lora is None else 0),  # the gradient of the head
     }
     moved = _offloaded(cluster.offload, work, model, num_tokens, itemsize, stage, trained // shards) if on_gpu else {}
-    # Rank 0 copies its tensors, then packs the copy into the bucket that it sends.
-    leaving = {"leaving weights": 2 * min(MAX_BUCKET_BYTES, trained * itemsize)}
-    # A checkpoint is copied into the node's memory and written from there while training goes on.
+    # Rank 0 gathers the weights that it sends into one bucket, which holds the largest of them.
+    largest = max(MAX_BUCKET_BYTES, model.vocabulary * model.hidden * itemsize)
+    leaving = {"leaving weights": min(largest, trained * itemsize)}
+    # A checkpoint is copied into the node's memory, which is kept, and written from there while training goes on.
     snapshot = snapshot_bytes(trained, rank=rank, ranks=ranks, stage=stage, in_bfloat16=itemsize == 2)
     if not on_gpu:
         return Memory(host={"processes": RANK_PROCESS_BYTES["cpu"]} | work | leaving | {"snapshot": snapshot})

@@ -14,8 +14,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from actors.engine.vllm_engine import Engine, EngineConfig
-from actors.weights.checkpoint_weights import CheckpointWeights, as_bytes
+from actors.weights.checkpoint_weights import CheckpointWeights
 from actors.weights.checksum import MASK, checksum
+from actors.weights.host_buffer import HostBuffer
 from docs.generator.architectures import AGREES, FOUND
 from tests.support.shapes import ENGINE_SETTINGS, shape_config
 from tests.support.tiny_model import write_tiny_model
@@ -78,7 +79,8 @@ async def test_an_engine_computes_with_the_published_weights(name: str, tmp_path
         np.testing.assert_allclose(found, learners(tmp_path, [*IDS, *sampled.token_ids]), atol=0.01)
         weights, total = CheckpointWeights(trained(model, 2), torch.float32, lambda _: nullcontext()), 0
         for part in weights.parts(BUCKET_BYTES):
-            data = as_bytes(list(weights.read(part, wanted=True).values()))
+            data = weights.bucket(part, HostBuffer())
+            assert data is not None
             engine.stage(data, weights.describe(part))
             total = (total + checksum(torch.from_numpy(data))) & MASK
         loaded = await engine.swap(1)

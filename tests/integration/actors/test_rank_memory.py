@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from actors.learner.asleep import Asleep
 from actors.learner.rank import LearnerConfig, LearnerRank
+from actors.weights.host_buffer import HostBuffer
 from tests.support.tiny_model import write_tiny_model
 from trainer.loop.checkpoint import TRAINING_STATE
 from trainer.model.batch import pack
@@ -45,7 +46,8 @@ def sequences(seed: int) -> list[TrainSequence]:
 
 def three_steps(config: LearnerConfig, sleeps: bool) -> tuple[list[StepReport], bytes]:
     """The reports of three updates, and what they led to; if it `sleeps`, all that the rank holds leaves after each."""
-    rank, asleep, reports = LearnerRank(config), Asleep(torch.device("cpu"), free_bytes=lambda: 1 << 40), []
+    rank, reports = LearnerRank(config), []
+    asleep = Asleep(torch.device("cpu"), HostBuffer(), free_bytes=lambda: 1 << 40)
     for seed in range(3):
         [[micro_batch]] = pack(sequences(seed), num_ranks=1, budget=512)
         reports.append(rank.step([[micro_batch]], version=seed))
@@ -80,7 +82,7 @@ def test_it_waits_for_a_process_that_was_killed_to_free_the_device() -> None:
     """Then it goes on; without room after the last wait, the allocation says so."""
     waits: list[float] = []
     free = iter([0, 0, 1 << 40])
-    asleep = Asleep(torch.device("cpu"), free_bytes=lambda: next(free), wait=waits.append)
+    asleep = Asleep(torch.device("cpu"), HostBuffer(), free_bytes=lambda: next(free), wait=waits.append)
     kept = torch.arange(10)
     asleep.leave()
     assert asleep.num_bytes >= kept.numel() * 8

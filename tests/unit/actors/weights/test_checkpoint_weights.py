@@ -6,7 +6,8 @@ import errno
 import hashlib
 import json
 import resource
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
-from actors.weights.checkpoint_weights import CheckpointWeights, as_bytes, other_tensors, save_tensors, write_model
+from actors.weights.checkpoint_weights import CheckpointWeights, other_tensors, save_tensors, write_model
+from actors.weights.host_buffer import HostBuffer
 from tests.support.architectures import ARCHITECTURES, with_vision
 
 EMBEDDING_BYTES = 272 * 64 * 4
@@ -46,7 +48,7 @@ def test_weights_are_read_as_transformers_writes_them(name: str, tmp_path: Path)
     model.save_pretrained(theirs)
     ours.mkdir()
     weights = weights_of(model, torch.bfloat16)
-    shards = weights.copies(wanted=True, shard_bytes=100_000)
+    shards = weights.copies(HostBuffer(), shard_bytes=100_000)
     write_model(shards, ours, source, torch.bfloat16)
     assert in_folder(ours) == in_folder(theirs)
     assert in_folder(ours).keys() == in_folder(source).keys()
@@ -65,7 +67,7 @@ def test_a_checkpoint_keeps_what_is_not_trained(name: str, tmp_path: Path) -> No
         save_tensors(drafts, source / "model.safetensors")
     model = AutoModelForCausalLM.from_pretrained(source)
     ours.mkdir()
-    shards = [*weights_of(model, torch.bfloat16).copies(wanted=True), *other_tensors(model, source)]
+    shards = [*weights_of(model, torch.bfloat16).copies(HostBuffer()), *other_tensors(model, source)]
     write_model(shards, ours, source, torch.bfloat16)
     (source / "consolidated.safetensors").unlink()
     assert in_folder(ours) == in_folder(source)
@@ -98,7 +100,8 @@ def test_bytes_follow_the_plan_in_the_requested_dtype() -> None:
     model = random_model("qwen3_moe")
     weights = weights_of(model, torch.bfloat16)
     for part in weights.parts(20_000):
-        data, start = as_bytes(list(weights.read(part, wanted=True).values())), 0
+        data, start = weights.bucket(part, HostBuffer()), 0
+        assert data is not None
         for name, dtype, shape in weights.describe(part):
             size = 2 * int(np.prod(shape))
             tensor = torch.from_numpy(data[start : start + size]).view(getattr(torch, dtype)).reshape(shape)
@@ -117,8 +120,41 @@ def test_ranks_that_do_not_want_a_part_only_take_part_in_gathering_it() -> None:
 
     weights = CheckpointWeights(random_model("qwen3"), torch.float32, gather)
     [part] = weights.parts(1 << 30)
-    assert weights.read(part, wanted=False) == {}
-    assert gathered == [len(part)]
+    assert weights.bucket(part, None) is None
+    assert weights.copies(None) == [{}]
+    assert gathered == [len(part)] * 2
+
+
+def test_weights_are_copied_while_they_are_gathered() -> None:
+    """ZeRO-3 frees them afterwards."""
+    model = random_model("qwen3_moe")
+    expected = bytes_of(weights_of(model))
+    full = {tensor.data_ptr(): tensor.clone() for tensor in model.state_dict().values()}
+
+    @contextmanager
+    def gather(tensors: list[torch.Tensor]) -> Iterator[None]:
+        for tensor in tensors:
+            tensor.data.copy_(full[tensor.data_ptr()])
+        yield
+        for tensor in tensors:
+            tensor.data.zero_()
+
+    for tensor in model.state_dict().values():
+        tensor.zero_()
+    weights = CheckpointWeights(model, torch.float32, gather)
+    assert bytes_of(weights) == expected
+    [shard] = weights.copies(HostBuffer())
+    assert b"".join(tensor.numpy().tobytes() for tensor in shard.values()) == expected
+
+
+def bytes_of(weights: CheckpointWeights) -> bytes:
+    """The bytes of all buckets, which are gathered into the same memory."""
+    memory, found = HostBuffer(), b""
+    for part in weights.parts(20_000):
+        bucket = weights.bucket(part, memory)
+        assert bucket is not None
+        found += bucket.tobytes()
+    return found
 
 
 def test_shards_have_an_index_and_load(tmp_path: Path) -> None:
@@ -126,7 +162,7 @@ def test_shards_have_an_index_and_load(tmp_path: Path) -> None:
     model.save_pretrained(source)
     (source / "chat_template.jinja").write_text("{{ messages }}")
     folder.mkdir()
-    shards = weights_of(model, torch.bfloat16).copies(wanted=True, shard_bytes=10_000)
+    shards = weights_of(model, torch.bfloat16).copies(HostBuffer(), shard_bytes=10_000)
     write_model(shards, folder, source, torch.bfloat16)
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 1

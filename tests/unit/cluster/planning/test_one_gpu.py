@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.learner.sizes import ASLEEP_SLACK
 from cluster.planning.estimate import estimate_of
 from cluster.planning.layout import MIN_SEQUENCES_AT_ONCE, ClusterPlan, lay_out
 from cluster.planning.memory import CUDA_CONTEXT_BYTES, Memory
@@ -60,7 +61,8 @@ def test_what_does_not_fit_at_once_takes_turns() -> None:
         assert memory.gpu["context of the other"] == CUDA_CONTEXT_BYTES
     assert engine.memory.host["asleep"] == engine.memory.gpu["weights"]
     state = ("weights", "gradients", "optimizer")
-    assert rank.memory.host["asleep"] == sum(rank.memory.gpu[part] for part in state)
+    kept = sum(rank.memory.gpu[part] for part in state)
+    assert kept * (1 + ASLEEP_SLACK) == pytest.approx(rank.memory.host["asleep"])
     assert "take turns" in str(how_shared(plan.placement)) and "not yet measured" in str(how_shared(plan.placement))
 
 
@@ -162,5 +164,5 @@ def test_changes_of_turns_take_time_in_the_estimate() -> None:
     estimate = estimate_of(made, plan_of(made))
     assert estimate is not None
     parts = estimate.sampling_s + estimate.learning_s + estimate.sync_s
-    assert estimate.step_s > parts + 1
-    assert "what sleeps is moved with 5 GB a second" in estimate.assumptions
+    assert estimate.step_s > parts + 0.5
+    assert "what sleeps is moved with 26 GB a second" in estimate.assumptions

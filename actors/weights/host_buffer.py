@@ -1,0 +1,91 @@
+"""Host memory that is kept between copies, page-locked for a GPU.
+
+On an NVIDIA H100, copies from the GPU took 0.77 s/GB into new pageable memory, and 0.055 s/GB into page-locked memory
+that was kept. Allocating and page-locking it took 0.6 s/GB.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+LOG = logging.getLogger(__name__)
+ALIGNMENT = 64
+"""Bytes between possible starts of slices: a multiple of every dtype's size."""
+
+Unlock = Callable[[], object]
+LockPages = Callable[[int, int], Unlock | None]
+"""Page-locks a number of bytes at an address. Returns the function that unlocks them; None if that failed."""
+
+
+class HostBuffer:
+    """A contiguous piece of host memory, which is handed out in slices and only ever replaced by a larger one.
+
+    `lock_pages` page-locks it; None: it stays pageable. `slack` is the share of the needed bytes that is allocated in
+    addition, so that a little more later fits, too.
+    """
+
+    def __init__(self, lock_pages: LockPages | None = None, slack: float = 0.0) -> None:
+        self._lock_pages = lock_pages
+        self._slack = slack
+        # Of numpy, not of torch: torch rounds pinned memory up to a power of two, and the storage of a tensor from
+        # numpy cannot be resized, so that `Asleep` never takes this memory for the rank's own when it runs on a CPU.
+        self._memory = np.empty(0, np.uint8)
+
+    def slices(self, sizes: Sequence[int]) -> list[Tensor]:
+        """Return tensors of these sizes in bytes (uint8), at aligned addresses, that do not overlap.
+
+        They use the memory of all earlier slices, whose contents are lost.
+        """
+        starts = [0, *accumulate(size + -size % ALIGNMENT for size in sizes)]
+        self._reserve(starts.pop())
+        return [torch.from_numpy(self._memory[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
+
+    def copies(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return copies of tensors on any device, in slices."""
+        slices = self.slices([tensor.nbytes for tensor in tensors.values()])
+        copy_bytes(zip(tensors.values(), slices, strict=True))
+        named = zip(tensors.items(), slices, strict=True)
+        return {name: copy.view(tensor.dtype).view(tensor.shape) for (name, tensor), copy in named}
+
+    def _reserve(self, num_bytes: int) -> None:
+        if num_bytes <= len(self._memory):
+            return
+        self._memory = np.empty(0, np.uint8)  # frees the old memory before there is new memory
+        self._memory = np.empty(int(num_bytes * (1 + self._slack)), np.uint8)
+        if self._lock_pages is None:
+            return
+        unlock = self._lock_pages(self._memory.ctypes.data, len(self._memory))
+        if unlock is None:
+            LOG.warning("cannot page-lock %.1f GB of host memory; copies from the GPU are slower", num_bytes / 1e9)
+            self._lock_pages = None
+        else:  # slices keep the array alive
+            weakref.finalize(self._memory, unlock).atexit = False  # the driver unlocks the pages of a process that ends
+
+
+def lock_pages_for_cuda(address: int, num_bytes: int) -> Unlock | None:
+    """Page-lock memory as `torch.cuda._pin_memory_utils` does; see `LockPages`."""
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if int(cudart.cudaHostRegister(address, num_bytes, 0)) == 0:
+        return partial(cudart.cudaHostUnregister, address)
+    with suppress(RuntimeError):  # CUDA keeps the error, and torch would raise it after the next kernel
+        torch.ones(1, device="cuda")
+    return None
+
+
+def copy_bytes(copies: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Copy the bytes of each source into its target (uint8), between any devices; returns when all are complete."""
+    on_gpu = False
+    for source, target in copies:
+        target.copy_(source.reshape(-1).view(torch.uint8), non_blocking=True)
+        on_gpu |= source.is_cuda or target.is_cuda
+    if on_gpu:
+        torch.cuda.synchronize()
