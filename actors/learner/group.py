@@ -146,8 +146,8 @@ class LearnerGroup:
 
     async def supervised_loss(self, sequences: Sequence[WeightedSequence]) -> float:
         """Weighted cross-entropy per unit of weight, without training."""
-        await self.take_turn()
         of_rank = [(row,) for row in self._pack(sequences)]
+        await self.take_turn()
         loss: float = (await self._on_all("supervised_loss", of_rank, self._limit.of(_num_tokens(sequences))))[0]
         return loss
 

@@ -65,9 +65,9 @@ class LearnerConfig:
     `algorithm` includes the sampling temperature.
     `collective_timeout_s` bounds each call of all ranks but a long step, whose limit follows from its tokens and the
     steps before; `assumed_token_s` is the plan's time per token, 0: unknown. `files` are written beside those of the
-    start model; None: only those. `end_token_ids` end a turn in the engine, and so in the masks of constrained decoding;
-    none: the tokenizer's own end token. `offload` says what is kept in the node's memory instead of the GPU's. A new
-    adapter is drawn from `seed`.
+    start model; None: only those. `end_token_ids` end a turn in the engine, and so in the masks of constrained
+    decoding; none: the tokenizer's own end token. `offload` says what is kept in the node's memory instead of the
+    GPU's. A new adapter is drawn from `seed`.
     """
 
     model: Path

@@ -21,6 +21,7 @@ from actors.runtime.exporter import MetricsAddress
 from actors.weights.adapter import AdapterConfig
 from actors.weights.broadcast_sync import BroadcastSync
 from actors.weights.sync import WeightSync
+from cluster.planning.estimate import learning_token_s
 from cluster.planning.placement import size
 from cluster.planning.plan_view import how_shared
 from cluster.preflight.prepare import Prepared
@@ -96,6 +97,7 @@ def learner_config(prepared: Prepared, metrics: MetricsAddress | None) -> Learne
     job, plan = prepared.job, prepared.plan
     supervised = job.method.type == "supervised"
     optimizer = job.optimizer
+    model = None if prepared.request is None else prepared.request.model
     return LearnerConfig(
         model=Path(job.model),
         steps=plan.steps,
@@ -117,6 +119,7 @@ def learner_config(prepared: Prepared, metrics: MetricsAddress | None) -> Learne
         offload=prepared.placement.offload,
         lora=optimizer.adapter,
         seed=job.seed,
+        assumed_token_s=0.0 if model is None else learning_token_s(job, model, prepared.placement),
     )
 
 
