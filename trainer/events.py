@@ -251,6 +251,28 @@ class FewerCalls(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SidesCompared(Event):
+    """At the end: how busy engines and learner ranks were, and numbers of both with which one would wait less.
+
+    The shares are measured over all steps; the numbers follow from them and were not tried. Set `cluster.engines` and
+    `cluster.learner_ranks` in the next job, and check with `agent-rft plan` that they fit.
+    """
+
+    engines: int
+    """Engines of the run."""
+    learner_ranks: int
+    """Learner ranks of the run."""
+    engine_share: float
+    """Share of the time for which an engine had requests to run, as a mean over engines."""
+    rank_share: float
+    """Share of the time for which the ranks computed updates."""
+    better_engines: int | None
+    """Engines with which a step would be shorter on the same devices; null: no other number saves much."""
+    better_learner_ranks: int | None
+    """Learner ranks that go with `better_engines`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCopied(Event):
     """A checkpoint is complete in the operator's checkpoint store, from which a lost run folder resumes."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -22,17 +22,24 @@ class Slot:
 
 
 class Slots:
-    """The slots of one engine. It does not limit the number of requests; those beyond `count` are waiting."""
+    """The slots of one engine. It does not limit the number of requests; those beyond `count` are waiting.
 
-    def __init__(self, count: int) -> None:
+    `clock` returns seconds.
+    """
+
+    def __init__(self, count: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = count
+        self._clock = clock
+        self._busy_s = self._busy_since = 0.0
         self._free = count
         self._waiting: deque[Slot] = deque()
 
     @contextmanager
     def take(self, request_id: str) -> Iterator[Slot]:
         """A slot for as long as the block runs; it waits behind earlier requests if none is free."""
-        slot = Slot(request_id, time.monotonic())
+        slot = Slot(request_id, self._clock())
+        if not self.used:
+            self._busy_since = slot.started
         if self._free:
             self._free -= 1
         else:
@@ -43,13 +50,20 @@ class Slots:
             if slot in self._waiting:
                 self._waiting.remove(slot)
             elif self._waiting:
-                self._waiting.popleft().started = time.monotonic()
+                self._waiting.popleft().started = self._clock()
             else:
                 self._free += 1
+                if not self.used:
+                    self._busy_s += self._clock() - self._busy_since
 
     @property
     def used(self) -> int:
         return self.count - self._free
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds for which at least one request was running."""
+        return self._busy_s + (self._clock() - self._busy_since if self.used else 0.0)
 
     @property
     def waiting(self) -> list[str]:

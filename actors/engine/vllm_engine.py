@@ -498,6 +498,11 @@ class Engine:
     def sampled_tokens(self) -> int:
         return self._lines[""].sampled_tokens
 
+    @property
+    def busy_s(self) -> float:
+        """Seconds since the start for which it had requests to run."""
+        return self._slots.busy_s
+
     def live(self, job: str = "") -> dict[str, float]:
         """The current state of a job's line, under the names of `trainer.metrics`."""
         line, (inside, waiting) = self._line(job), self._admission.of(job)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from actors.endpoints.stats import endpoint_metrics
 from actors.rollout.assignment import Assign, EngineLoad, group_of
 from actors.rollout.board import Board
+from actors.rollout.busy import BusyShare
 from actors.rollout.canary import Canary, Logprobs
 from actors.rollout.episode import RolloutRequest
 from actors.rollout.groups import Groups
@@ -41,6 +42,8 @@ from trainer.types import Discarded, Group, GroupRequest, Rollout, SyncReport
 
 PLACEMENT_TIMEOUT_S = 900.0
 """Timeout for the cluster to have room for an engine while no other engine works."""
+BUSY_TIMEOUT_S = 5.0
+"""How long an engine may take to report how busy it was; then the step goes on without."""
 TURN_TIMEOUT_S = 300.0
 """Moving the weights of an engine between GPU and host takes seconds."""
 ROLLOUT_GRACE_S = 60.0
@@ -125,6 +128,7 @@ class Fleet:
         self._seats = [_Seat(i, None) for i in range(size)]
         self._changed = asyncio.Condition()
         self._collecting = asyncio.Lock()
+        self._busy = BusyShare()
         self._refilling: set[asyncio.Task[None]] = set()
         self._replacements = ReplacementBudget(size, emit)
         self._failure: Exception | None = None
@@ -184,8 +188,24 @@ class Fleet:
         return await self._groups.sample(request)
 
     async def counts(self) -> dict[str, float]:
-        """The metrics of rollouts and endpoints; those of a process that is restarting are left out."""
-        return self._groups.account.metrics() | endpoint_metrics(await self.endpoint_stats())
+        """The metrics of rollouts, endpoints and engines; those of a process that is restarting are left out."""
+        metrics = self._groups.account.metrics() | endpoint_metrics(await self.endpoint_stats())
+        share = self._busy.of(await self._busy_s())
+        return metrics if share is None else metrics | {"engine_busy_share": share}
+
+    async def _busy_s(self) -> dict[Any, float]:
+        """For how long each engine was busy, by its actor. Shared engines are left out: other jobs use them, too."""
+        seats = [seat for seat in self._seats if seat.ready]
+        refs = [(seat.worker, seat.worker.stats.remote(), seat.name) for seat in seats]
+
+        async def busy_s(ref: Any, name: str) -> float | None:
+            with suppress(EngineFailed):
+                found: float | None = (await ask(ref, name, EngineFailed, BUSY_TIMEOUT_S)).get("busy_s")
+                return found
+            return None
+
+        found = await asyncio.gather(*(busy_s(ref, name) for _, ref, name in refs))
+        return {worker: busy for (worker, *_), busy in zip(refs, found, strict=True) if busy is not None}
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
         """EndpointClient.stats of all tools and graders; those of a process that is restarting are left out."""

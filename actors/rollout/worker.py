@@ -147,7 +147,8 @@ class RolloutWorker(Reachable):
         return error or self._runner.in_flight.longest()
 
     async def stats(self) -> dict[str, Any]:
-        return {"version": self._engine.version, "sampled_tokens": self._engine.sampled_tokens}
+        stats = {"version": self._engine.version, "sampled_tokens": self._engine.sampled_tokens}
+        return stats if isinstance(self._engine, EngineClient) else stats | {"busy_s": self._engine.busy_s}
 
     async def shutdown(self) -> None:
         if isinstance(self._engine, EngineClient):

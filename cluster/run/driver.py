@@ -38,6 +38,7 @@ from cluster.run.step_traces import StepTraces
 from cluster.run.stream import EventStream
 from cluster.run.watch import Watch
 from cluster.stores.checkpoint_store import CheckpointStore
+from cluster.views.busy_sides import compare_sides
 from cluster.views.comparison.cheaper import fewer_calls
 from cluster.views.ending import next_steps
 from cluster.views.live import LiveView, before_after_table
@@ -388,6 +389,9 @@ class Run:
             await asyncio.to_thread(self._folder.flush)
             if (cheaper := await asyncio.to_thread(fewer_calls, self._folder)) is not None:
                 self._stream.emit(cheaper)
+            steps, overlaps = await asyncio.to_thread(self._folder.metrics), algorithm.max_staleness > 0
+            if (compared := compare_sides(steps, prepared.placement, overlaps=overlaps)) is not None:
+                self._stream.emit(compared)
 
     async def _fleet_of_best(self) -> Fleet:
         """Engines with the best checkpoint, the model of a job that has stopped early."""

@@ -72,6 +72,12 @@ def sentence(event: e.Event) -> str:
                 f"with {calls}: its reward differs by {event.reward_change:+.3f}, within the 95 % interval "
                 f"({event.num_rows} rows)"
             )
+        case e.SidesCompared():
+            shares = f"engines were busy {event.engine_share:.0%} of the time, learner ranks {event.rank_share:.0%}"
+            if event.better_engines is None:
+                return shares
+            better = f"{event.better_engines} and {event.better_learner_ranks}"
+            return f"{shares}; instead of {event.engines} and {event.learner_ranks} of them, {better} would wait less"
         case e.JobEnded():
             return event.error or ("the job is done" if event.outcome == "done" else "the job was stopped")
         case _:

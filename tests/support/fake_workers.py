@@ -52,6 +52,8 @@ class FakeWorker:
         self.cannot_load = False
         self.may_start = asyncio.Event()
         self.version = 0
+        self.busy_s: float | None = 0.0
+        """Seconds for which its engine had requests; None if the engine does not answer."""
         self.canary_logprobs: NDArray[np.float32] | None = np.zeros(4, dtype=np.float32)
         self.requests: list[RolloutRequest] = []
         self._running: dict[tuple[str, int], asyncio.Future[None]] = {}
@@ -93,7 +95,9 @@ class FakeWorker:
         pass
 
     async def _stats(self) -> dict[str, Any]:
-        return {"version": self.version, "sampled_tokens": 0}
+        if self.busy_s is None:
+            raise EngineFailed("it does not answer")
+        return {"version": self.version, "sampled_tokens": 0, "busy_s": self.busy_s}
 
     async def _sleep(self) -> None:
         if self.cannot_sleep:

@@ -408,6 +408,11 @@ _TIMES: dict[str, Metric] = {
         chart="step_time",
         series="waiting",
     ),
+    "engine_busy_share": Metric(
+        "busy engines",
+        "share",
+        "share of the time since the step before for which an engine had requests to run, as a mean over engines",
+    ),
     "time_write_ahead_s": _spread(
         "writing ahead", "s", "time to record the batch before its update", buckets=SECONDS, series="writing ahead"
     ),

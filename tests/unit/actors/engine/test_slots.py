@@ -21,6 +21,22 @@ def test_the_first_waiting_request_takes_over_a_free_slot() -> None:
         assert slots.waiting == []
 
 
+def test_an_engine_is_busy_while_a_request_runs() -> None:
+    now = 0.0
+    slots = Slots(2, clock=lambda: now)
+    with slots.take("a"):
+        now = 2.0
+        with slots.take("b"), slots.take("waits"):
+            now = 3.0
+            assert slots.busy_s == 3.0
+        now = 4.0
+    now = 10.0
+    assert slots.busy_s == 4.0
+    with slots.take("c"):
+        now = 11.0
+    assert slots.busy_s == 5.0
+
+
 def test_a_slot_is_free_again_whichever_request_leaves_first() -> None:
     slots = Slots(1)
     with slots.take("a"):

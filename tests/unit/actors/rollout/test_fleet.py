@@ -264,3 +264,13 @@ async def test_engine_that_works_from_one_update_to_the_next_is_stable_again() -
     await job.fleet.publish(3)
     await job.lose(1)
     assert job.unstable() == []
+
+
+async def test_a_step_counts_how_busy_the_engines_were() -> None:
+    engines = await TwoEngines().started()
+    assert "engine_busy_share" not in await engines.fleet.counts()  # since when?
+    first, second = engines.now
+    first.busy_s, second.busy_s = 1e6, None
+    assert (await engines.fleet.counts())["engine_busy_share"] > 0
+    first.busy_s = None
+    assert "engine_busy_share" not in await engines.fleet.counts()
