@@ -25,8 +25,6 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from sqlalchemy.exc import OperationalError
-
 from actors.runtime.process import drop_lost_output, end_process, limit_process, open_standard_files
 from cluster.jobs.check_process import CPU_S, MEMORY_BYTES, OUT_OF_MEMORY
 from cluster.jobs.driver_settings import DriverSettings, Server
@@ -43,6 +41,7 @@ from cluster.records.redact import plain
 from cluster.records.run_folder import RunFolder
 from cluster.run.driver import look_before, train_in
 from cluster.run.readiness import Look
+from cluster.stores.database import DatabaseError
 from cluster.stores.job_states import IllegalMove, JobStatus
 from cluster.stores.job_tables import JobError, JobRecord
 from cluster.views.readiness.page import page_of
@@ -139,7 +138,7 @@ def _beat(
         logs.bound(job_id, attempt)
         try:
             status = server.store.heartbeat(job_id, attempt)
-        except OperationalError:  # the database restarts; the manager cannot read heartbeats either
+        except DatabaseError:  # such as during a restart: the manager cannot read heartbeats either
             continue
         if status != "running":
             obey(status)

@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from cluster.jobs.draft import Draft
 from cluster.jobs.logs import JobLogs
 from cluster.jobs.problems import describe, how_it_ended, see_log, wire_error
+from cluster.stores.database import is_unavailable, reason_of
 from cluster.stores.job_states import IllegalMove, JobStatus
 from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import JobError, JobRecord
@@ -129,8 +130,11 @@ class JobManager:
                 self._woken.clear()
                 try:
                     await self.tick()
-                except Exception:  # the loop must survive whatever a database or a cluster raises
-                    log.exception("managing the jobs failed; retrying in %g s", self._config.poll_s)
+                except Exception as error:  # the loop must survive whatever a database or a cluster raises
+                    if is_unavailable(error):
+                        log.error("jobs wait: the database is unavailable: %s", reason_of(error))
+                    else:
+                        log.exception("managing the jobs failed; retrying in %g s", self._config.poll_s)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), self._config.poll_s)
         finally:

@@ -16,12 +16,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from cluster.jobs.wire_metrics import checkpoint_metrics, message_of, wire_data
 from cluster.preflight.prepare import Prepared
 from cluster.records.redact import hide
+from cluster.stores.database import DatabaseError, is_unavailable, reason_of
 from cluster.stores.job_store import JobStore
 from cluster.stores.model_registry import ModelRegistry
 from cluster.views.sentences import sentence
@@ -40,7 +40,7 @@ from trainer.loop.checkpoint import Checkpoints
 from trainer.run_events import RunEvent
 
 RETRYING = Retrying(
-    retry=retry_if_exception_type(OperationalError),
+    retry=retry_if_exception(is_unavailable),
     stop=stop_after_delay(120),
     wait=wait_exponential(0.1, max=5),
     reraise=True,
@@ -171,10 +171,11 @@ class StoreSink:
         def guarded() -> None:
             try:
                 RETRYING(write)
-            except OperationalError as error:
-                print(f"warning: dropped a write, the database is unavailable: {error.orig}", file=sys.stderr)
-            except (SQLAlchemyError, OSError, ValueError) as error:
-                print(f"warning: dropped a write to the store: {type(error).__name__}: {error}", file=sys.stderr)
+            except (DatabaseError, OSError, ValueError) as error:
+                why = f"{type(error).__name__}: {error}"
+                if is_unavailable(error):
+                    why = f"the database is unavailable: {reason_of(error)}"
+                print(f"warning: dropped a write to the store: {why}", file=sys.stderr)
 
         self._writer.submit(guarded)
 

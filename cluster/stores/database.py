@@ -6,19 +6,40 @@ return their own frozen dataclasses. Calls block for milliseconds; a server make
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event, text
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as NoConnection
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
 DatabaseError = SQLAlchemyError
 """Whatever a connection or a statement fails with."""
 SQLITE_BUSY_S = 30.0
 """How long a writer waits for another one; SQLite allows one writer at a time."""
+TRANSIENT_SQLITE = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+POSTGRESQL_DEFAULTS = {"connect_timeout": "5", "tcp_user_timeout": "15000"}
+"""libpq's options, in s and ms, unless the URL sets them: by default a host that does not answer blocks minutes."""
+
+
+def is_unavailable(error: BaseException) -> bool:
+    """Whether the database cannot be reached or is busy, so that the same statement may succeed later."""
+    if not isinstance(error, InterfaceError | OperationalError):
+        return isinstance(error, NoConnection)
+    if isinstance(error.orig, sqlite3.Error):
+        code = getattr(error.orig, "sqlite_errorcode", None)  # absent if sqlite3 itself raised the error
+        return code is not None and code & 0xFF in TRANSIENT_SQLITE  # the low byte is the primary code
+    return True
+
+
+def reason_of(error: BaseException) -> str:
+    """One line on why a statement or a connection failed, without the statement, its parameters and the URL."""
+    cause = getattr(error, "orig", None)
+    return type(error).__name__ if cause is None else str(cause).strip().partition("\n")[0]
 
 
 class Base(DeclarativeBase):
@@ -66,7 +87,9 @@ def _engine(url: str) -> Engine:
     if url.startswith("postgresql://"):
         url = "postgresql+psycopg://" + url.removeprefix("postgresql://")
     if not url.startswith("sqlite"):
-        return create_engine(url, pool_pre_ping=True, hide_parameters=True)
+        given = make_url(url).query
+        options = {name: value for name, value in POSTGRESQL_DEFAULTS.items() if name not in given}
+        return create_engine(url, pool_pre_ping=True, hide_parameters=True, connect_args=options)
     engine = create_engine(url, connect_args={"timeout": SQLITE_BUSY_S}, hide_parameters=True)
 
     @event.listens_for(engine, "connect")

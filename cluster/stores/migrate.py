@@ -31,7 +31,7 @@ import cluster.stores.job_tables
 import cluster.stores.keys
 import cluster.stores.model_registry
 import cluster.stores.sessions  # noqa: F401
-from cluster.stores.database import Database, DatabaseError
+from cluster.stores.database import Database, DatabaseError, reason_of
 from trainer.errors import UserError
 
 FOLDER = Path(__file__).parent / "migrations"
@@ -82,10 +82,8 @@ def open_database(folder: Path, url: str | None) -> Database:
     try:
         migrate(database)
     except DatabaseError as error:
-        # Not the error's whole text: it may hold the URL.
         where = database.engine.url.render_as_string(hide_password=True)
-        why = type(error).__name__ if (cause := getattr(error, "orig", None)) is None else _first_line(str(cause))
-        raise UserError(f"the database {where} cannot be used: {why}") from None
+        raise UserError(f"the database {where} cannot be used: {reason_of(error)}") from None
     return database
 
 
@@ -97,10 +95,6 @@ def _checked_url(url: str) -> str:
     if name not in ("postgresql", "sqlite"):
         raise UserError(f"--database: {name} is not supported; give postgresql://user:password@host/name")
     return url
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]
 
 
 def write_revision(message: str) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from cluster.run.copies import open_store
 from cluster.stores.audit import OPERATOR, AuditLog
 from cluster.stores.blobs import Blobs, FolderBlobs, RemoteBlobs
-from cluster.stores.database import DatabaseError
+from cluster.stores.database import DatabaseError, is_unavailable
 from cluster.stores.file_store import FileStore
 from cluster.stores.keys import KeyStore
 from cluster.stores.migrate import open_database
@@ -117,8 +117,9 @@ class ServerState:
         while True:
             try:
                 await asyncio.to_thread(self.files.sweep)
-            except (OSError, DatabaseError):
-                _log.exception("expired files could not be deleted; trying again in %g s", SWEEP_S)
+            except (OSError, DatabaseError) as error:
+                trace = None if is_unavailable(error) else error
+                _log.error("expired files could not be deleted; trying again in %g s", SWEEP_S, exc_info=trace)
             await asyncio.sleep(SWEEP_S)
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from starlette.routing import Match
 
 from actors.runtime.fair_slots import NoSlot
 from cluster.jobs.remedies import for_client
+from cluster.stores.database import is_unavailable, reason_of
 from trainer.errors import InvalidJob, UserError
 from trainer.spec.reader import field_name, key_path_of
 
@@ -101,6 +102,21 @@ def response_of(error: ApiError) -> JSONResponse:
 def internal_error(cause: str = "") -> ApiError:
     """Returns the error for an unexpected failure."""
     return ApiError(500, INTERNAL, type="server_error", code="internal_error", cause=cause)
+
+
+def of_unexpected(error: Exception) -> ApiError:
+    """Returns the error for an exception that no route expects: 503 if the database is unavailable, else 500."""
+    if not is_unavailable(error):
+        return internal_error()
+    message = "The server's database is unavailable. Try again in a few seconds."
+    return ApiError(
+        503,
+        message,
+        code="database_unavailable",
+        type="server_error",
+        headers={"Retry-After": "5"},
+        cause=f"the database is unavailable: {reason_of(error)}",
+    )
 
 
 def install_handlers(app: FastAPI) -> None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
+from typing import TypeGuard
 from urllib.parse import unquote_to_bytes
 
 from starlette.concurrency import run_in_threadpool
@@ -25,13 +26,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.runtime.recorder import Recorder
-from cluster.stores.database import DatabaseError
+from cluster.stores.database import DatabaseError, is_unavailable, reason_of
 from serve.http.access_log import Access, AccessLog, now
 from serve.http.audit import Auditor, action_of, object_of, outcome_of
 from serve.http.auth import Authenticator
 from serve.http.cookie import check_origin, session_of
 from serve.http.deadlines import DEADLINES, Deadlines
-from serve.http.errors import ApiError, internal_error, response_of
+from serve.http.errors import ApiError, of_unexpected, response_of
 from serve.http.json_body import body_mistake
 from serve.http.shares import Shares
 
@@ -116,7 +117,7 @@ class Frame:
             scope["state"]["failure"] = error
             if started:
                 raise
-            await response_of(internal_error())(scope, receive, send_with_id)
+            await response_of(of_unexpected(error))(scope, receive, send_with_id)
         finally:
             held.close()
             _log_failure(scope, status)
@@ -139,8 +140,14 @@ class Frame:
             await run_in_threadpool(
                 entry, request_id=scope["state"]["request_id"], outcome=outcome_of(status), status=status
             )
-        except DatabaseError:  # what was done stays done, and its client is told
-            _log.exception("%s: %s is missing in the audit log", scope["state"]["request_id"], action)
+        except DatabaseError as error:  # what was done stays done, and its client is told
+            missing = f"{action} is missing in the audit log"
+            if _is_outage(scope["state"].get("failure")):
+                scope["state"]["not_audited"] = f"; {missing}"  # for the one line about the failed request
+            elif is_unavailable(error):
+                _log.error("%s: %s: %s", scope["state"]["request_id"], missing, reason_of(error))
+            else:
+                _log.exception("%s: %s", scope["state"]["request_id"], missing)
 
     async def _admit(self, scope: Scope, headers: Headers, receive: Receive, held: ExitStack) -> Receive:
         """Checks the request and returns the channel from which the app receives its body.
@@ -204,13 +211,20 @@ def _log_failure(scope: Scope, status: int) -> None:
     """Write the one record of a failed request to the server's log; nothing if a client caused the failure."""
     failure = scope["state"].pop("failure", None)
     request = f"{scope['state']['request_id']}: {scope['method']} {scope['path']}"
-    if isinstance(failure, ApiError):
+    if _is_outage(failure):
+        cause = of_unexpected(failure).cause  # without a traceback: an outage fails many requests
+        _log.error("%s failed: %s%s", request, cause, scope["state"].get("not_audited", ""))
+    elif isinstance(failure, ApiError):
         if failure.status >= 500 or failure.cause:
             _log.error("%s was answered with %d: %s", request, failure.status, failure.cause or failure.message)
     elif failure is not None:
         _log.error("%s failed", request, exc_info=failure)
     elif status >= 500:
         _log.error("%s was answered with %d", request, status)
+
+
+def _is_outage(failure: Exception | None) -> TypeGuard[Exception]:
+    return failure is not None and is_unavailable(failure)
 
 
 def _method(scope: Scope) -> str:

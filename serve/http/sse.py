@@ -9,7 +9,7 @@ from typing import Any
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from serve.http.errors import ApiError, body_of, internal_error
+from serve.http.errors import ApiError, body_of, of_unexpected
 
 NO_BUFFER = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -50,7 +50,7 @@ def event_stream(
             yield _line(failed(error), named)
         except Exception as error:  # noqa: BLE001 - the response has started: its status can no longer report it
             response.failure = error
-            yield _line(failed(internal_error()), named)
+            yield _line(failed(of_unexpected(error)), named)
         if end:
             yield f"data: {end}\n\n"
 

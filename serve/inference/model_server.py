@@ -38,6 +38,7 @@ from typing import Any, Protocol, TypeVar
 
 from actors.engine.chat.chat_model import Refusal
 from actors.runtime.timing import REAL_TIMING, Timing
+from cluster.stores.database import is_unavailable
 from cluster.stores.model_registry import ModelCatalog, ModelRecord, UnknownModel
 from serve.http.errors import ApiError, internal_error
 from trainer.errors import EngineFailed, UserError
@@ -202,8 +203,9 @@ class ServedModels:
                 if self.timing.clock() - reaped >= reap_every_s:
                     reaped = self.timing.clock()
                     await self._to_the_end(self._reap())
-            except Exception:  # of Ray Serve or the database: the next round tries again
-                log.exception("idle models were not removed; trying again")
+            except Exception as error:  # of Ray Serve or the database: the next round tries again
+                trace = None if is_unavailable(error) else error
+                log.error("idle models were not removed; trying again", exc_info=trace)
 
     # -- a call --------------------------------------------------------------------------------------------------------
 

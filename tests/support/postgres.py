@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -18,29 +19,58 @@ NOT_ROOT = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
 """PostgreSQL refuses to run as root; in a user namespace we have another uid, which still owns our files."""
 
 
+class PostgresServer:
+    """A database in `folder`, reachable only through a Unix socket there; it can be stopped and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"postgresql://postgres@/postgres?host={folder}"
+        self._programs = _programs()
+        self._prefix = NOT_ROOT if os.geteuid() == 0 else []
+        self._folder, self._data = folder, folder / "data"
+        initdb: list[str | Path] = [self._programs / "initdb", "-D", self._data, "-U", "postgres"]
+        options = ["--auth=trust", "--no-sync", "--locale=C.UTF-8"]
+        subprocess.run([*self._prefix, *initdb, *options], check=True, timeout=START_S, stdout=subprocess.DEVNULL)
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+
+    def start(self) -> None:
+        server: list[str | Path] = [self._programs / "postgres", "-D", self._data, "-k", self._folder, "-h", ""]
+        options = ["-c", "fsync=off", "-c", "max_connections=50"]
+        self._process = subprocess.Popen([*self._prefix, *server, *options], stderr=subprocess.PIPE, text=True)
+        self._reader = _wait_until_ready(self._process)
+
+    def stop(self) -> None:
+        """Stop the server as a restart does: open connections are closed. Does nothing if it is not running."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with process:
+            process.send_signal(signal.SIGINT)  # PostgreSQL's fast shutdown: SIGTERM waits until all clients left
+            process.wait(STOP_S)
+            if self._reader is not None:
+                self._reader.join(STOP_S)  # before the pipe that it reads is closed
+
+
 @contextmanager
-def postgres() -> Iterator[str]:
-    """The URL of a database that is reachable only through a Unix socket in a temporary folder."""
+def postgres_server() -> Iterator[PostgresServer]:
+    """A running server in a temporary folder."""
     folder = Path(tempfile.mkdtemp(prefix="pg-"))  # short, because a socket's path is limited to 107 bytes
-    programs = _programs()
-    prefix = NOT_ROOT if os.geteuid() == 0 else []
-    data = folder / "data"
-    initdb = [programs / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "--no-sync", "--locale=C.UTF-8"]
-    server = [programs / "postgres", "-D", data, "-k", folder, "-h", "", "-c", "fsync=off", "-c", "max_connections=50"]
     try:
-        subprocess.run([*prefix, *initdb], check=True, timeout=START_S, stdout=subprocess.DEVNULL)
-        with subprocess.Popen([*prefix, *server], stderr=subprocess.PIPE, text=True) as process:
-            reader = None
-            try:
-                reader = _wait_until_ready(process)
-                yield f"postgresql://postgres@/postgres?host={folder}"
-            finally:
-                process.terminate()
-                process.wait(STOP_S)
-                if reader is not None:
-                    reader.join(STOP_S)  # before the pipe that it reads is closed
+        server = PostgresServer(folder)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
     finally:
         shutil.rmtree(folder)
+
+
+@contextmanager
+def postgres() -> Iterator[str]:
+    """The URL of the database of a running server."""
+    with postgres_server() as server:
+        yield server.url
 
 
 def _programs() -> Path:

@@ -47,6 +47,11 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "process of its own.",
             "Try again in a moment.",
         ),
+        "database_unavailable": ProblemCode(
+            "The server cannot reach its database, or the database is busy.",
+            "Try again after the seconds in `Retry-After`. `/health/ready` shows whether the database is back; the "
+            "server's log has the reason.",
+        ),
         "too_many_in_progress": ProblemCode(
             "The key has as many requests, or bytes of bodies, in progress as its share allows, which is half of what "
             "the server holds (`limits.max_connections`, and 128 bodies of `limits.max_body_bytes`).",

@@ -13,6 +13,7 @@ import pytest
 from fastapi import APIRouter, Depends
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
+from sqlalchemy.exc import OperationalError
 
 from actors.runtime.recorder import Recorder
 from cluster.stores.keys import ApiKey
@@ -293,6 +294,35 @@ async def test_route_without_its_prefix_is_answered_with_the_base_url(method: st
         assert error["message"].endswith(f"set the base URL to {str(client.base_url).rstrip('/')}/v1")
         other = error_of(await client.request(method, "/nowhere"))
         assert "base URL" not in other["message"]
+
+
+def _outage() -> OperationalError:
+    return OperationalError("SELECT secret", {}, Exception("connection refused\nIs it running?"))
+
+
+async def test_request_during_a_database_outage_gets_503_and_one_log_line(records: list[str]) -> None:
+    routes = router()
+
+    @routes.get("/away")
+    async def away(key: Reader) -> None:
+        raise _outage()
+
+    @routes.get("/away/stream")
+    async def stream(key: Reader) -> StreamingResponse:
+        return event_stream(_failing(_outage()))
+
+    async with client_of([routes]) as client:
+        answer = await client.get("/v1/away", headers={"x-request-id": "a"})
+        streamed = await client.get("/v1/away/stream", headers={"x-request-id": "b"})
+    error = error_of(answer)
+    assert (answer.status_code, error["code"], error["type"]) == (503, "database_unavailable", "server_error")
+    assert answer.headers["retry-after"] == "5"
+    assert streamed.status_code == 200 and '"code":"database_unavailable"' in streamed.text
+    assert records == [
+        "a: GET /v1/away failed: the database is unavailable: connection refused",
+        "b: GET /v1/away/stream failed: the database is unavailable: connection refused",
+    ]
+    assert "refused" not in answer.text + streamed.text
 
 
 @pytest.fixture

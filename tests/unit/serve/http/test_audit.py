@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import TestCase
 
+import pytest
+from fastapi import APIRouter
 from fastapi.routing import APIRoute
+from sqlalchemy.exc import OperationalError
 
 from cluster.stores.audit import Outcome
 from cluster.stores.blobs import FolderBlobs
@@ -14,6 +18,7 @@ from cluster.stores.file_store import FileStore
 from serve.host.services import Services
 from serve.host.state import ServerState, StateLocations
 from serve.http.audit import ACTIONS, CHANGES_NOTHING
+from serve.http.auth import Writer
 from serve.routes.files import make_router
 from tests.support.api import client_of
 from trainer.spec.operator.config import NOTHING_ALLOWED
@@ -53,3 +58,29 @@ async def test_what_was_done_is_answered_although_the_audit_log_fails(any_databa
     async with client_of([make_router(files)], audit=FullDisk()) as client:
         made = await client.post("/v1/files", **FORM)
         assert made.status_code == 200 and files.get(made.json()["id"]).owner == "sk-rft-of-a-test"
+
+
+class Away:
+    """An audit log, or the store of a route, whose database is away."""
+
+    def append(self, *entry: object, **more: object) -> None:
+        raise OperationalError("INSERT secret", {}, Exception("connection refused"))
+
+
+@pytest.mark.parametrize("away", [False, True])
+async def test_entry_that_an_outage_keeps_out_of_the_audit_log_has_one_line_in_the_server_log(
+    away: bool,
+) -> None:
+    routes = APIRouter()
+
+    @routes.post("/files")
+    async def create(key: Writer) -> None:
+        if away:
+            Away().append()
+
+    async with client_of([routes], audit=Away()) as client:
+        with TestCase().assertLogs("agent_rft.serve") as logged:
+            answer = await client.post("/v1/files")
+    assert answer.status_code == (503 if away else 200)
+    (record,) = logged.records
+    assert "file.create is missing in the audit log" in record.getMessage() and record.exc_info is None
