@@ -34,8 +34,8 @@ DISPATCHER_BYTES, GRADER_POOL_BYTES = round(0.3 * GIB), round(0.4 * GIB)
 
 MAX_TRIES = 600
 """Placements that are laid out at most, so that a plan of many nodes ends within seconds."""
-CHOSEN = ("engines", "engine_gpus", "learner_ranks", "zero_stage", "offload", "max_num_seqs")
-"""The settings of `cluster` that make a layout."""
+CHOSEN = {"engines", "engine_gpus", "learner_ranks", "zero_stage", "offload", "max_num_seqs"}
+"""The settings of `cluster` that make a layout, and its text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,9 @@ class Prepared:
     """A job that passed the check, with what was read and resolved for it.
 
     `job.model` is a local folder. `choices` are the values that `auto` became; a resumed run has no choices, because it
-    keeps its values. `changes` are the settings of a resumed run that differ from those it began with. `warnings` are
-    for the user only. `request` is what the layout was chosen for; None if the layout is fixed.
+    keeps its values. `changes` are the settings of a resumed run's job that differ from those it began with,
+    `layout_changes` the values of its layout that no longer fit. `warnings` are for the user only. `request` is what
+    the layout was chosen for; None if the layout is fixed.
     """
 
     job: JobSpec
@@ -62,6 +63,7 @@ class Prepared:
     test: list[Task] = field(default_factory=list)
     choices: tuple[Choice, ...] = ()
     changes: tuple[Change, ...] = ()
+    layout_changes: tuple[Change, ...] = ()
     warnings: tuple[str, ...] = ()
     stop: StopTime | None = None
     """The time for a checkpoint at the speed measured here; None without a learner, or if it cannot be measured."""
@@ -238,7 +240,8 @@ async def prepare(
         validation=files["validation_file"],
         test=files["test_file"],
         choices=(*choices, *cluster.choices) if began is None else (),
-        changes=() if began is None else (*began.changes(job), *began.layout_changes(job, cluster.placement)),
+        changes=() if began is None else began.changes(job),
+        layout_changes=() if began is None else began.layout_changes(job, cluster.placement),
         warnings=(
             *(() if began is None else began.warnings),
             *map(_as_warning, invalid_job(tolerated).problems),

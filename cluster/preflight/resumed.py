@@ -8,12 +8,13 @@ not compared: values of headers and signing secrets, of a tool's own keys, crede
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from cluster.planning.layout import CHOSEN, layout_text
 from cluster.planning.model_folder import find_model
 from cluster.planning.placement import RECORDED, Placement, RecordedLayout
 from cluster.preflight.contents import digest_of, has_contents
@@ -128,14 +129,21 @@ class Began:
         return (*moved, *comparison.changes)
 
     def layout_changes(self, kept: JobSpec, placement: Placement) -> tuple[Change, ...]:
-        """Return the settings that are `auto` in the `kept` job and whose recorded value no longer fits."""
+        """Return what no longer fits of the recorded layout, if it is `auto` in the `kept` job.
+
+        The layout as text is one change of `cluster`; settings that are not part of that text follow.
+        """
         now = RecordedLayout.of(placement)
-        values = [(name, getattr(self.layout, name), getattr(now, name)) for name in RECORDED]
-        return tuple(
-            Change(f"cluster.{name}", shown(new), shown(old))
-            for name, old, new in values
+        values = {name: (getattr(self.layout, name), getattr(now, name)) for name in RECORDED}
+        changed = {
+            name: (old, new)
+            for name, (old, new) in values.items()
             if getattr(kept.cluster, name) == "auto" and None not in (old, new) and old != new
-        )
+        }
+        before = replace(placement, **{name: old for name, (old, _) in changed.items()})
+        layouts = [Change("cluster", layout_text(placement), layout_text(before))] if changed.keys() & CHOSEN else []
+        others = [(name, *both) for name, both in changed.items() if name not in CHOSEN]
+        return *layouts, *(Change(f"cluster.{name}", shown(new), shown(old)) for name, old, new in others)
 
     def _resolved(self) -> dict[str, Any]:
         """The numbers that `auto` became; none that the record lacks, or that are damaged."""

@@ -128,7 +128,7 @@ def model_files(prepared: Prepared) -> ModelFiles:
     dialect, tokenizer = prepared.dialect, prepared.renderer.tokenizer
     ids = [tokenizer.eos_token_id, *map(tokenizer.backend_tokenizer.token_to_id, dialect.end_tokens)]
     return ModelFiles(
-        ModelCard.of(dialect, prepared.job.model_options, prepared.renderer.template),
+        ModelCard.of(dialect, prepared.job.model_options, prepared.renderer.template, prepared.job.optimizer.adapter),
         dialect.chat_template,
         tuple(dict.fromkeys(id for id in ids if id is not None)),
     )
@@ -178,7 +178,7 @@ def print_plan(console: Console, prepared: Prepared) -> None:
         if place.index == 0 and place.memory is not None:
             on_gpu = f"{size(place.memory.gpu_bytes)} of each of its GPUs and " if place.memory.gpu else ""
             say(f"  {place.role}: about {on_gpu}{size(place.memory.host_bytes)} of memory")
-    for change in prepared.changes:
+    for change in (*prepared.changes, *prepared.layout_changes):
         say(
             f"  {escape(change.setting)}: is {escape(change.now)}, the run began with {escape(change.was)}", style="dim"
         )

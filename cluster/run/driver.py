@@ -312,7 +312,8 @@ class Run:
         folder.write_job(prepared.job, prepared.plan, prepared.record())
         self._stream.emit(JobStarted(method=prepared.job.method.type, total_steps=prepared.plan.steps), skip=view)
         self._emit_choices(skip=view)  # printed with the plan
-        for change in () if watch is not None else prepared.changes:  # a server's job is changed by its operator only
+        changes = prepared.changes if watch is None else ()  # a server's job is changed by its operator only
+        for change in (*changes, *prepared.layout_changes):
             self._stream.emit(SettingChanged(setting=change.setting, now=change.now, was=change.was), skip=view)
         for warning in prepared.warnings:
             self._stream.emit(Notice(text=warning), skip=view)  # printed with the plan

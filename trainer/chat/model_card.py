@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trainer.chat.dialect import Dialect
 from trainer.errors import UserError
+from trainer.spec.lora import LoraSpec
 from trainer.spec.model_options import ModelOptions, Parser, StopTokens, TemplateArguments
 
 FILE = "agent_rft.json"
@@ -33,10 +34,15 @@ class ModelCard(BaseModel):
     stop_tokens: StopTokens = ()
     tools_in_prompt: bool = True
     template_digest: str = Field(default="", max_length=64)
+    lora: LoraSpec | None = None
+    """The adapter that was trained, whether the job or `auto` chose it; None: all weights, or an older version."""
 
     @classmethod
-    def of(cls, dialect: Dialect, options: ModelOptions, template: str) -> ModelCard:
-        """The card of a model which is trained with these `options`, resolved to this `dialect` of its `template`."""
+    def of(cls, dialect: Dialect, options: ModelOptions, template: str, lora: LoraSpec | None = None) -> ModelCard:
+        """The card of a model which is trained with these `options`, resolved to this `dialect` of its `template`.
+
+        With `lora`, an adapter is trained.
+        """
         return cls(
             family=dialect.family,
             tool_parser=dialect.tool_parser,
@@ -44,6 +50,7 @@ class ModelCard(BaseModel):
             stop_tokens=options.stop_tokens,
             tools_in_prompt=options.tools_in_prompt,
             template_digest=digest_of(template),
+            lora=lora,
         )
 
     def fill_in(self, options: ModelOptions) -> ModelOptions:

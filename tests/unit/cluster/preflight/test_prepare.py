@@ -34,12 +34,13 @@ from cluster.preflight.resumed import Began
 from cluster.preflight.same_job import Change
 from cluster.preflight.space import Free
 from cluster.records.run_folder import RunFolder
-from cluster.run.actor_configs import learner_config, print_plan, weight_sync, worker_config
+from cluster.run.actor_configs import learner_config, model_files, print_plan, weight_sync, worker_config
 from tests.support.builders import EXACT, job
 from tests.support.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, hangs, says, unused_port
 from tests.support.paths import BASE
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job_file import load_job, read_job
+from trainer.spec.lora import LoraSpec
 from trainer.spec.nodes import NodeGroup
 from trainer.spec.operator.config import NOTHING_ALLOWED, ModelEndpoint, Operator
 from trainer.spec.schemas.json_schema import schema_mistake
@@ -220,16 +221,29 @@ async def test_a_resumed_run_keeps_its_micro_batches_while_they_fit(case: Case) 
     began = case.began(await case.prepare())
     case.nodes = [NODE]
     kept = await case.prepare(began=began)
-    assert (micro_batches(kept), kept.choices, kept.changes) == (5120, (), ())
+    assert (micro_batches(kept), kept.choices, kept.changes, kept.layout_changes) == (5120, (), (), ())
     assert "context 2048 tokens, micro-batches of 5120 tokens" in printed(kept)
     case.nodes = [small(4096)]
     smaller = await case.prepare(began=began)
     assert micro_batches(smaller) == 4096
-    assert smaller.changes == (Change("cluster.micro_batch_tokens", "4096", "5120"),)
+    assert smaller.layout_changes == (Change("cluster.micro_batch_tokens", "4096", "5120"),)
     case.job = {"cluster": {"micro_batch_tokens": 2048}}
     given = await case.prepare(began=began)
     assert micro_batches(given) == 2048
     assert given.changes == (Change("cluster.micro_batch_tokens", "2048", "5120"),)
+
+
+async def test_a_resumed_run_whose_layout_no_longer_fits_gets_another_and_reports_both(case: Case) -> None:
+    case.nodes = [GPU_NODE]
+    began = case.began(await case.prepare())
+    assert (await case.prepare(began=began)).layout_changes == ()
+    case.nodes = [replace(GPU_NODE, cores=16.0, gpus=2.0)]
+    resumed = await case.prepare(began=began)
+    (change,) = resumed.layout_changes
+    assert change.setting == "cluster"
+    assert change.was.startswith("2 engines of 1 GPU and 2 learner ranks, ZeRO stage 0")
+    assert change.now.startswith("1 engine of 1 GPU and 1 learner rank, ZeRO stage 0")
+    assert "cluster: is 1 engine of 1 GPU and 1 learner rank" in printed(resumed)
 
 
 async def test_a_run_that_began_with_a_number_keeps_it(case: Case) -> None:
@@ -239,6 +253,22 @@ async def test_a_run_that_began_with_a_number_keeps_it(case: Case) -> None:
         case.job = {"cluster": cluster}
         kept = await case.prepare(began=began)
         assert (micro_batches(kept), kept.changes) == (3000, ())
+
+
+@pytest.mark.parametrize(
+    ("lora", "cluster", "trained"),
+    [
+        ("auto", {}, None),
+        ("auto", {"share_engines": True}, LoraSpec()),
+        ({"rank": 4}, {}, LoraSpec(rank=4)),
+    ],
+)
+async def test_the_card_of_a_model_has_the_adapter_that_was_trained(
+    case: Case, lora: Any, cluster: dict[str, Any], trained: LoraSpec | None
+) -> None:
+    case.reinforcement, case.job = {"algorithm": {"lora": lora}}, {"cluster": cluster}
+    prepared = await case.prepare()
+    assert model_files(prepared).card.lora == prepared.placement.lora == trained
 
 
 @pytest.mark.parametrize("method", ["supervised", "reinforcement"])

@@ -16,6 +16,7 @@ from cluster.planning.nodes import Node
 from cluster.planning.placement import Request
 from cluster.planning.plan import plan_of
 from cluster.preflight.prepare import Prepared
+from cluster.preflight.same_job import Change
 from cluster.records.run_folder import RunFolder
 from cluster.run.driver import Run
 from cluster.run.metrics_sink import MetricsSink
@@ -43,7 +44,8 @@ async def test_a_run_records_the_layout_that_it_got(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").touch()
     spec = job(training_file=str(tmp_path / "train.jsonl"))
     request = Request(spec, (Node("n", cores=64, gpus=8),), None, 1024)
-    made = Prepared(spec, plan(), plan_of(request), 1024, cast(Any, None), [])
+    resumed = Change("cluster", "other", "before")
+    made = Prepared(spec, plan(), plan_of(request), 1024, cast(Any, None), [], layout_changes=(resumed,))
     got = replace(made, cluster=plan_of(replace(request, max_gpus=2)))
     got = replace(got, choices=got.cluster.choices)
 
@@ -72,7 +74,8 @@ async def test_a_run_records_the_layout_that_it_got(tmp_path: Path) -> None:
     layout = json.loads((path / "job.resolved.json").read_text())["layout"]
     assert (layout["engines"], layout["learner_ranks"]) == (1, 1)
     assert watch.seen == [got]
-    (changed,) = [line.event for line in watch.events if isinstance(line.event, SettingChanged)]
+    before, changed = [line.event for line in watch.events if isinstance(line.event, SettingChanged)]
+    assert (before.setting, before.now, before.was) == ("cluster", "other", "before")
     assert changed.setting == "cluster"
     assert changed.was.startswith("4 engines of 1 GPU and 4 learner ranks, ZeRO stage 0")
     assert changed.now.startswith("1 engine of 1 GPU and 1 learner rank, ZeRO stage 0")

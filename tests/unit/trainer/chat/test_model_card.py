@@ -10,13 +10,15 @@ import pytest
 from trainer.chat.dialect import Dialect
 from trainer.chat.model_card import FILE, ModelCard, digest_of, read_card
 from trainer.errors import UserError
+from trainer.spec.lora import LoraSpec
 from trainer.spec.model_options import ModelOptions
 
 DIALECT = Dialect("llama3", "llama3_json", ("<|eom_id|>",), None, {"date_string": "today"}, "{{ messages }}")
 
 
 def test_a_card_is_read_as_it_was_written(tmp_path: Path) -> None:
-    card = ModelCard.of(DIALECT, ModelOptions(stop_tokens=("<|eom_id|>",), tools_in_prompt=False), "{{ messages }}")
+    options = ModelOptions(stop_tokens=("<|eom_id|>",), tools_in_prompt=False)
+    card = ModelCard.of(DIALECT, options, "{{ messages }}", LoraSpec(rank=8))
     (tmp_path / FILE).write_text(card.model_dump_json())
     assert read_card(tmp_path) == card
     assert json.loads((tmp_path / FILE).read_text()) == {
@@ -27,6 +29,7 @@ def test_a_card_is_read_as_it_was_written(tmp_path: Path) -> None:
         "stop_tokens": ["<|eom_id|>"],
         "tools_in_prompt": False,
         "template_digest": digest_of("{{ messages }}"),
+        "lora": {"rank": 8, "alpha": 32.0, "targets": "all-linear"},
     }
 
 
