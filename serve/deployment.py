@@ -147,6 +147,7 @@ def app_of(
         access_log=access_log,
         audit=state.audit,
         sessions=state.sessions,
+        checks={"database": state.database.check, "file_store": state.files.check},
     )
     static.mount(app)
     return app

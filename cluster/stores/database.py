@@ -79,6 +79,15 @@ class Database:
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": lock})
             yield
 
+    def check(self) -> None:
+        """Read a table.
+
+        Raises:
+            DatabaseError: The database cannot be used.
+        """
+        with self.engine.connect() as connection:
+            connection.execute(text("SELECT version_num FROM alembic_version"))
+
     def close(self) -> None:
         self.engine.dispose()
 

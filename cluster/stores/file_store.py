@@ -185,6 +185,10 @@ class FileStore:
                 await incoming.write(data)
             return await self.keep(incoming, filename, purpose, expires_after_s, owner)
 
+    def check(self) -> None:
+        """Check that files can be stored. Raises whatever the file system raises if they cannot."""
+        self._blobs.check()
+
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def get(self, id: str) -> FileRecord:

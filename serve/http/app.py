@@ -16,6 +16,7 @@ from serve.http.auth import KEY_CACHE_S, Authenticator, KeyFinder, RateLimit
 from serve.http.deadlines import DEADLINES, Deadlines
 from serve.http.errors import PREFIX, ErrorBody, base_url, install_handlers
 from serve.http.frame import Frame
+from serve.http.health import NO_CHECKS, Checks, add_health
 from trainer.spec.operator.config import ServerLimits
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -41,6 +42,7 @@ def create_app(
     audit: Auditor | None = None,
     sessions: KeyFinder | None = None,
     key_cache_s: float = KEY_CACHE_S,
+    checks: Checks = NO_CHECKS,
 ) -> FastAPI:
     """Returns an app that serves `routers` below `/v1`.
 
@@ -48,6 +50,7 @@ def create_app(
     `behind_proxy` is for Ray Serve's proxy, which assigns request ids, writes them to the responses and cancels the
     requests of clients that disconnected. `access_log` gets each request, `audit` each that changes something.
     `sessions` finds the keys of cookies; `key_cache_s` is how long what was found is used again.
+    `checks` are those of `/health/ready`.
     """
     app = FastAPIOffline(
         title="agent-rft",
@@ -79,8 +82,5 @@ def create_app(
     async def root(request: Request) -> dict[str, str]:
         return {"message": "This is the base URL for clients.", "base_url": base_url(request), "docs": "/docs"}
 
-    @app.get("/health", include_in_schema=False)
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
-
+    add_health(app, checks)
     return app

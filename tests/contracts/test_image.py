@@ -59,7 +59,7 @@ def test_the_image_does_not_run_as_root_and_has_a_health_check() -> None:
     runtime = INSTRUCTIONS.split(" AS runtime\n")[1].split("\nFROM ")[0]
     assert "USER 10001:10001" in runtime
     check = re.search(r"^HEALTHCHECK .*CMD (\[.+\])$", runtime, re.MULTILINE)
-    assert check is not None and ":8000/health" in check[1]
+    assert check is not None and {"/health", "/health/ready"} == set(re.findall(r':8000([^"]*)"', check[1]))
 
 
 def test_the_image_installs_runtime_packages_and_no_test_packages() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -45,6 +46,18 @@ async def test_a_file_is_stored_read_and_deleted(any_database: Database, tmp_pat
     with pytest.raises(UnknownFile):
         store.path(record.id)
     assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("make", [local, remote])
+def test_check_fails_once_the_storage_is_gone(tmp_path: Path, make: Make) -> None:
+    blobs = make(tmp_path)
+    blobs.check()
+    blobs.check()
+    for place in ("files", "remote"):
+        shutil.rmtree(tmp_path / place, ignore_errors=True)
+        (tmp_path / place).write_text("in place of the folder")
+    with pytest.raises(OSError):
+        blobs.check()
 
 
 async def test_a_remote_file_can_be_read_by_another_server(any_database: Database, tmp_path: Path) -> None:
