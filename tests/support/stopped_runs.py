@@ -4,7 +4,8 @@
 
 reads a JSON list of [command, signal, [state of standard output, state of standard error]] and prints a list with a
 `Stopped` for each. The processes are forks of one that has imported everything, since the imports take seconds. Their
-command line is a small one around the parts that the real commands share.
+command line is a small one around the parts that the real commands share. The signal `nohup` is SIGHUP for a process
+that was started by `nohup`, which ignores it and soon ends by itself.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ Output = Literal["open", "closed", "unread"]
 """`closed` as by `>&-`; `unread` is a pipe whose reader has ended, as `| tee` does at Ctrl-C."""
 STEPS, STEP_S, SIGNAL_AFTER = 200, 0.02, 2
 """A run that a signal does not stop ends after some seconds."""
+NOHUP, NOHUP_STEPS = "nohup", 5
 GIVE_UP_S = 60.0
+NOT_STOPPED = 98
+"""The exit code of a server that has served to its end, as no real one does."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +67,14 @@ class Stopped:
     outcome: str | None
     has_report: bool
     text: str
-    steps: int = STEPS
+    steps: int
 
 
 class FakeActors:
     """The actors of a run; `notify` is called in the middle of the run."""
 
-    def __init__(self, command: Command, notify: Callable[[], None]) -> None:
-        self.fleet = _Rollouts(notify) if command != "closing" else _Rollouts()
+    def __init__(self, command: Command, steps: int, notify: Callable[[], None]) -> None:
+        self.fleet = _Rollouts(steps, notify) if command != "closing" else _Rollouts(steps)
         self.learner = _Learner(notify)
         self._notify = notify
 
@@ -82,15 +86,16 @@ class FakeActors:
 
 
 class _Rollouts(FakeRollouts):
-    def __init__(self, notify: Callable[[], None] | None = None) -> None:
+    def __init__(self, steps: int, notify: Callable[[], None] | None = None) -> None:
         super().__init__()
         self.board = Board()
+        self._steps = steps
         self._notify = notify
 
     async def sample(self, request: GroupRequest) -> Group:
         if request.purpose == "test" and self._notify is not None:  # all that `eval` and `ready` sample
             self._notify()
-            await asyncio.sleep(STEPS * STEP_S)
+            await asyncio.sleep(self._steps * STEP_S)
         return await super().sample(request)
 
 
@@ -106,31 +111,37 @@ class _Learner(FakeLearner):
         return await super().step(sequences, version)
 
 
-def prepared(folder: Path) -> Prepared:
+def prepared(folder: Path, steps: int) -> Prepared:
     """A job with rows for each command, as the check would return it."""
     rows = [task(str(i)) for i in range(6)]
     spec = job({}, training_file=str(folder / "train.jsonl"))
     placement = Placement(1, 1, 0, 1, 1, 0, "float32", 8, 0, cast(Offload, "none"), 4096)
     cluster = ClusterPlan(placement, (), (), (), (), (), (), (), (), ())
-    return Prepared(spec, plan(steps=STEPS, n_epochs=STEPS, eval_interval=STEPS), cluster, 4096, cast(Any, None), rows)
+    return Prepared(spec, plan(steps=steps, n_epochs=steps, eval_interval=steps), cluster, 4096, cast(Any, None), rows)
 
 
-async def run_command(command: Command, folder: Path, notify: Callable[[], None]) -> int:
-    """Do the work of a command and return its exit code."""
+async def run_command(command: Command, folder: Path, steps: int, notify: Callable[[], None]) -> int:
+    """Do the work of a command, which has this many steps, and return its exit code."""
     if command == "stuck":
         with Signals() as signals, signals.graceful(lambda: None):
             notify()
             await asyncio.sleep(GIVE_UP_S)
         return 0
     if command == "serve":
-        await wait_for_signal(lambda: (print("serving", flush=True), notify())[1])
+
+        def ready() -> None:
+            print("serving", flush=True)
+            asyncio.get_running_loop().call_later(steps * STEP_S, _give_up)
+            notify()
+
+        await wait_for_signal(ready)
         return 0
     console, path = Console(), folder / "run"
     with Signals() as signals:
-        view, metrics, kept = LiveView(STEPS, console), MetricsSink(None, path), RunFolder(path)
-        actors: Any = lambda *given: FakeActors(command, notify)  # noqa: E731
+        view, metrics, kept = LiveView(steps, console), MetricsSink(None, path), RunFolder(path)
+        actors: Any = lambda *given: FakeActors(command, steps, notify)  # noqa: E731
         run = Run(
-            prepared(folder),
+            prepared(folder, steps),
             *(NOTHING_ALLOWED, None, kept, view, metrics, signals, console, None, False, ["job.yaml"], False),
             actors=actors,
         )
@@ -145,6 +156,10 @@ async def run_command(command: Command, folder: Path, notify: Callable[[], None]
     return STOPPED if run.outcome == "stopped" else 0
 
 
+def _give_up() -> NoReturn:
+    os._exit(NOT_STOPPED)
+
+
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
@@ -152,19 +167,22 @@ def stop(command: Command, number: str, outputs: tuple[Output, Output], folder: 
     """Run a command, send it the signal in the middle of its work, and return how it ended."""
     folder.mkdir(parents=True)
     (folder / "train.jsonl").touch()
+    ignores = number == NOHUP
+    sent = signal.SIGHUP if ignores else signal.Signals[number]
+    steps = NOHUP_STEPS if ignores else STEPS
     reads, notifies = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reads)
-        _child(command, outputs, folder, notifies)
+        _child(command, outputs, folder, steps, signal.SIG_IGN if ignores else signal.SIG_DFL, notifies)
     os.close(notifies)
     os.read(reads, 1)
     os.close(reads)
-    os.kill(child, signal.Signals[number])
+    os.kill(child, sent)
     deadline = time.monotonic() + GIVE_UP_S
     while not (ended := os.waitpid(child, os.WNOHANG))[0]:
         if command == "stuck":
-            os.kill(child, signal.Signals[number])
+            os.kill(child, sent)
         if time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
         time.sleep(0.002)
@@ -177,10 +195,13 @@ def stop(command: Command, number: str, outputs: tuple[Output, Output], folder: 
         outcomes[-1] if outcomes else None,
         run.report.exists(),
         "".join(path.read_text() for path in sorted(folder.glob("*.txt"))),
+        steps,
     )
 
 
-def _child(command: Command, outputs: tuple[Output, Output], folder: Path, notifies: int) -> NoReturn:
+def _child(
+    command: Command, outputs: tuple[Output, Output], folder: Path, steps: int, hangup: signal.Handlers, notifies: int
+) -> NoReturn:
     """Do as a new process whose standard files are these."""
     try:
         for name, file, state in zip(("stdout", "stderr"), (1, 2), outputs, strict=True):
@@ -190,7 +211,7 @@ def _child(command: Command, outputs: tuple[Output, Output], folder: Path, notif
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+        signal.signal(signal.SIGHUP, hangup)  # the tests may run under nohup
         left = [notifies]
 
         def notify() -> None:
@@ -198,7 +219,7 @@ def _child(command: Command, outputs: tuple[Output, Output], folder: Path, notif
                 os.close(left.pop())
 
         def work() -> None:
-            raise typer.Exit(asyncio.run(run_command(command, folder, notify)))
+            raise typer.Exit(asyncio.run(run_command(command, folder, steps, notify)))
 
         app = typer.Typer()
         app.callback()(common)

@@ -1,4 +1,7 @@
-"""SIGINT, SIGTERM and SIGHUP stop `train`, `eval`, `ready` and `serve`, even if nobody reads their output."""
+"""SIGINT, SIGTERM and SIGHUP stop `train`, `eval`, `ready` and `serve`, even if nobody reads their output.
+
+Under `nohup` SIGHUP does not.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,14 @@ import pytest
 
 from tests.support.paths import ROOT
 
+NOHUP, NOT_STOPPED = "nohup", 98  # as in tests.support.stopped_runs, which takes seconds to import
 Outputs = tuple[str, str]
 """The states of standard output and standard error: `unread` is a pipe whose reader has ended."""
-OUTPUTS = (("unread", "unread"), ("closed", "open"), ("open", "closed"))
+OUTPUTS = (("unread", "unread"), ("closed", "closed"), ("open", "open"))
+COMMANDS = ("train", "eval", "ready", "serve")
 NUMBERS = ("SIGINT", "SIGTERM", "SIGHUP")
-STOPPED = list(product(("train", "eval", "ready", "serve"), NUMBERS, OUTPUTS))
+STOPPED = list(product(COMMANDS, NUMBERS, OUTPUTS))
+NOT_TOUCHED = list(product(COMMANDS, (NOHUP,), OUTPUTS))
 STUCK = list(product(("stuck",), ("SIGINT", "SIGTERM"), OUTPUTS[:1]))
 CLOSING = list(product(("closing",), NUMBERS, OUTPUTS[1:2]))
 
@@ -24,7 +30,7 @@ CLOSING = list(product(("closing",), NUMBERS, OUTPUTS[1:2]))
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, dict[str, Any]]:
     """How each command ended, by its variant."""
-    variants = STOPPED + STUCK + CLOSING
+    variants = STOPPED + NOT_TOUCHED + STUCK + CLOSING
     command = [sys.executable, "-m", "tests.support.stopped_runs", str(tmp_path_factory.mktemp("runs"))]
     done = subprocess.run(command, input=json.dumps(variants), cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     return dict(zip(variants, json.loads(done.stdout), strict=True))
@@ -44,6 +50,18 @@ def test_a_signal_ends_a_command_in_order(
     assert ("stopping gracefully" in found["text"]) == (outputs[1] == "open"), found
     assert (" --resume " in found["text"]) == (command == "train" and outputs[0] == "open"), found
     assert "Traceback" not in found["text"], found
+
+
+@pytest.mark.parametrize(("command", "number", "outputs"), NOT_TOUCHED)
+def test_a_command_under_nohup_goes_on_after_a_hangup(
+    ended: dict[Any, dict[str, Any]], command: str, number: str, outputs: Outputs
+) -> None:
+    found = ended[command, number, outputs]
+
+    assert found["code"] == (NOT_STOPPED if command == "serve" else 0), found
+    assert found["outcome"] == (None if command == "serve" else "done"), found
+    assert found["checkpoint"] == (found["steps"] if command == "train" else None), found
+    assert "stopping" not in found["text"] and "Traceback" not in found["text"], found
 
 
 @pytest.mark.parametrize(("command", "number", "outputs"), STUCK)
