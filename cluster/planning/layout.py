@@ -96,7 +96,7 @@ def lay_out(request: Request, *, fewest_gpus: bool = False, max_tries: int = MAX
 
 
 def lay_out_on_free(request: Request, *, fewest_gpus: bool = False, max_tries: int = MAX_TRIES) -> ClusterPlan | None:
-    """Lay out a job on the GPUs that no other job holds; None if it does not fit on them."""
+    """Lay out a job on the GPUs and cores that no other job holds; None if it does not fit on them."""
     free = replace(request, nodes=tuple(node.without_held() for node in request.nodes))
     plan = _first_that_fits(free, fewest_gpus, max_tries)
     return plan if plan.fits else None

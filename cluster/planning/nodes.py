@@ -28,7 +28,7 @@ MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 class Node:
     """What one machine offers to Ray. `gpu_memory_bytes` is that of each GPU; None: unknown.
 
-    `held_gpus` are GPUs that other jobs hold now; `gpus` includes them.
+    `held_gpus` and `held_cores` are what other jobs hold now; `gpus` and `cores` include it.
     `object_store_bytes` is the size of Ray's object store, `shm_bytes` of /dev/shm, `tmp_bytes` of /tmp.
     """
 
@@ -41,10 +41,11 @@ class Node:
     shm_bytes: int | None = None
     tmp_bytes: int | None = None
     held_gpus: float = 0.0
+    held_cores: float = 0.0
 
     def without_held(self) -> Node:
-        """The node without the GPUs that others hold, which it still counts in `held_gpus`."""
-        return replace(self, gpus=self.gpus - self.held_gpus)
+        """The node without what others hold, which it still counts in `held_gpus` and `held_cores`."""
+        return replace(self, gpus=self.gpus - self.held_gpus, cores=self.cores - self.held_cores)
 
     @property
     def usable_bytes(self) -> int | None:

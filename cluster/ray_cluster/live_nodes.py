@@ -52,6 +52,7 @@ def _live(node: Mapping[str, Any], gpu_memory: int | None, available: Mapping[st
         gpu_memory_bytes=gpu_memory,
         object_store_bytes=int(store) or None,
         held_gpus=resources.get("GPU", 0.0) - available.get("GPU", 0.0),
+        held_cores=resources.get("CPU", 0.0) - available.get("CPU", 0.0),
     )
 
 

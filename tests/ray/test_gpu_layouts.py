@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import ray
@@ -12,11 +13,15 @@ from ray.cluster_utils import Cluster
 
 from cluster.planning.placement import Request, size_of
 from cluster.planning.plan import plan_of
-from cluster.ray_cluster.live_nodes import live_nodes
+from cluster.preflight.prepare import Prepared
+from cluster.ray_cluster.live_nodes import LiveNodes, live_nodes
 from cluster.ray_cluster.seats import Seats
+from cluster.ray_cluster.turn import own_turn
+from cluster.run.reservation import reserve
 from tests.ray.job_actors import MARKS
-from tests.support.builders import job
+from tests.support.builders import job, plan
 from tests.support.fakes_http import until
+from trainer.spec.operator.config import NOTHING_ALLOWED
 
 pytestmark = MARKS
 
@@ -68,3 +73,31 @@ async def test_an_engine_of_several_gpus_is_placed_next_to_ranks(nodes: Cluster)
     seats, num_gpus = await reserved("large", engine_gpus=8)
     assert num_gpus == 16
     await released(seats)
+
+
+async def test_two_jobs_that_start_together_get_layouts_for_different_gpus(nodes: Cluster) -> None:
+    """Both are laid out for six of the eight GPUs that are free."""
+    other, _ = await reserved("other", max_gpus=8)
+    request = Request(job(), tuple(live_nodes()), None, 1024, max_gpus=6)
+    prepared = Prepared(request.job, plan(), plan_of(request), 1024, cast(Any, None), [], request=request)
+    placements = dict.fromkeys(("first", "second"), prepared.placement)
+
+    async def reserve_for(run: str) -> Seats:
+        def lay_out_again(changed: Prepared) -> None:
+            placements[run] = changed.placement
+
+        seats, placed = await reserve(
+            prepared,
+            lambda placement: Seats(placement, run),
+            LiveNodes(),
+            NOTHING_ALLOWED,
+            print,
+            lay_out_again,
+            own_turn,
+        )
+        assert placed == list(range(placements[run].engines))
+        return seats
+
+    both = await asyncio.gather(*map(reserve_for, placements))
+    assert sorted(size_of(placement)[0] for placement in placements.values()) == [2, 6]
+    await released(other, *both)

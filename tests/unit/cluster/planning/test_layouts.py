@@ -268,6 +268,12 @@ def test_gpus_that_other_jobs_hold_are_left_out_if_the_job_fits_on_the_others() 
     assert "4 of 4 GPUs, others hold 4" in reasons(plan)["cluster"]
 
 
+def test_cores_that_other_jobs_hold_are_left_out_too() -> None:
+    node = Node("n", cores=16, gpus=8, held_gpus=5, held_cores=10)
+    plan = lay_out(Request(job(), (node,), None, CONTEXT))
+    assert size_of(plan.placement) == (3, 6)
+
+
 @pytest.mark.parametrize("held", [7, 8])
 def test_a_job_that_does_not_fit_on_free_gpus_is_planned_for_all_and_never_for_cpus(held: int) -> None:
     (node,) = CLUSTERS["8 x 80"]
