@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import numpy as np
 import torch
@@ -36,8 +37,6 @@ class HostBuffer:
     def __init__(self, lock_pages: LockPages | None = None, slack: float = 0.0) -> None:
         self._lock_pages = lock_pages
         self._slack = slack
-        # Of numpy, not of torch: torch rounds pinned memory up to a power of two, and the storage of a tensor from
-        # numpy cannot be resized, so that `Asleep` never takes this memory for the rank's own when it runs on a CPU.
         self._memory = np.empty(0, np.uint8)
 
     def slices(self, sizes: Sequence[int]) -> list[Tensor]:
@@ -60,7 +59,10 @@ class HostBuffer:
         if num_bytes <= len(self._memory):
             return
         self._memory = np.empty(0, np.uint8)  # frees the old memory before there is new memory
-        self._memory = np.empty(int(num_bytes * (1 + self._slack)), np.uint8)
+        # Not from torch, which rounds pinned memory up to a power of two; nor from numpy, which asks for huge pages: in
+        # fragmented memory the first snapshot took up to six times as long. `Asleep` ignores it: it cannot be resized.
+        pages = mmap(-1, int(num_bytes * (1 + self._slack)), flags=MAP_PRIVATE | MAP_ANONYMOUS)
+        self._memory = np.frombuffer(pages, np.uint8)
         if self._lock_pages is None:
             return
         unlock = self._lock_pages(self._memory.ctypes.data, len(self._memory))

@@ -1,8 +1,8 @@
 """The memory that an engine and a learner rank need, part by part, estimated from a model's sizes before a start.
 
 Measured peaks on a CPU in float32 against these estimates, in GiB: a rank with 0.56M parameters 0.69 (0.62), with 37M
-parameters and 1,024 tokens per micro-batch 1.91 (1.70), with ZeRO 1 2.19 (1.96); an engine with 37M parameters 2.97
-(3.06). Nothing was measured on GPUs yet.
+parameters and 1,024 tokens per micro-batch 1.91 (1.56), with ZeRO 1 2.19 (1.82), both when it still copied the weights
+that it sends twice (1.70, 1.96); an engine with 37M parameters 2.97 (3.06). Nothing was measured on GPUs yet.
 """
 
 from __future__ import annotations
