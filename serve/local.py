@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -22,10 +24,12 @@ from ray.serve.schema import LoggingConfig
 
 from cluster.ray_cluster.session import end_leftover, job_cluster
 from cluster.run.signals import wait_for_signal
+from cluster.stores.private_folder import make_private
 from serve.host import url_of
 from serve.host.listener import KEEP_ALIVE_S, reserved_port
 from serve.host.server_log import LogFollower
-from serve.host.state import ServerState, StateLocations
+from serve.host.state import SIGNS, ServerState, StateLocations
+from trainer.data.ownership import claim, silence_s
 from trainer.errors import RftError
 from trainer.spec.operator.config import Operator
 
@@ -48,9 +52,35 @@ def run_server(
     themselves.
 
     Raises:
+        FolderOwned: another server uses the folder.
         RftError: the server cannot start.
     """
     logging.getLogger("ray.serve").setLevel(logging.ERROR)  # below that it logs each step of each deployment
+    with _owned(locations, tell):
+        _serve(locations, operator, host, port, address, tell, config)
+
+
+def _owned(locations: StateLocations, tell: Callable[[str], None]) -> AbstractContextManager[object]:
+    """Own the folder of a server with a database of its own; servers on one PostgreSQL database may share theirs."""
+    if locations.database is not None:
+        return nullcontext()
+    remedy = "; stop it, or give another --folder"
+    make_private(locations.folder, SIGNS)
+    owned = claim(locations.folder, remedy=remedy, tell=tell, silence_s=silence_s())
+    # One that was suspended for long: another server has the database now.
+    owned.when_lost(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    return owned
+
+
+def _serve(
+    locations: StateLocations,
+    operator: Operator,
+    host: str,
+    port: int,
+    address: str | None,
+    tell: Callable[[str], None],
+    config: Path | None,
+) -> None:
     note = locations.folder / "cluster.json"
     end_leftover(note)
     # On an existing cluster Ray Serve's proxy does the listening, possibly at this port already.

@@ -36,15 +36,17 @@ from cluster.jobs.sink import StoreSink
 from cluster.jobs.wire_metrics import result_csv
 from cluster.preflight.limits import row_problems
 from cluster.preflight.prepare import prepare
+from cluster.ray_cluster.job_status import NEEDED_TO_STOP_S
 from cluster.ray_cluster.session import ray_session
 from cluster.records.redact import plain
 from cluster.records.run_folder import RunFolder
-from cluster.run.driver import look_before, train_in
+from cluster.run.driver import claim_run_soon, look_before, train_in
 from cluster.run.readiness import Look
 from cluster.stores.database import DatabaseError
 from cluster.stores.job_states import IllegalMove, JobStatus
 from cluster.stores.job_tables import JobError, JobRecord
 from cluster.views.readiness.page import page_of
+from trainer.data.ownership import FolderLost, FolderOwned
 from trainer.errors import InvalidJob, LearnerFailed, Problem, RftError
 from trainer.events import Outcome
 from trainer.readiness.findings import Readiness
@@ -102,7 +104,7 @@ async def drive(server: Server, job_id: str, attempt: int) -> int:
         return 0 if outcome == "done" else _stopped(server, job_id, attempt)
     except asyncio.CancelledError:
         return 0
-    except LearnerFailed as error:
+    except (LearnerFailed, FolderOwned, FolderLost) as error:
         store.note(job_id, attempt, last_words=str(plain(error.public)))
         traceback.print_exception(error)
         return LOST
@@ -118,12 +120,20 @@ async def drive(server: Server, job_id: str, attempt: int) -> int:
 async def _run(
     server: Server, record: JobRecord, job: JobSpec, folder: Path, sink: StoreSink
 ) -> tuple[Outcome, Readiness | None]:
-    """Train the job, or look at it; what is in its folder is gone on with."""
+    """Train the job, or look at it; what is in its folder is gone on with.
+
+    Raises:
+        FolderOwned: The driver before has not ended.
+    """
     address = server.settings.ray_address()
-    if record.look is None:
-        return await train_in(job, folder, address, server.operator, sink), None
-    look = Look(**record.look)
-    return await look_before(job, look, folder.parent, address, server.operator, folder=folder, watch=sink)
+    claimed = await claim_run_soon(folder, NEEDED_TO_STOP_S, partial(print, flush=True))
+    try:
+        if record.look is None:
+            return await train_in(job, claimed, address, server.operator, sink), None
+        look = Look(**record.look)
+        return await look_before(job, look, folder.parent, address, server.operator, folder=claimed, watch=sink)
+    finally:
+        await asyncio.to_thread(claimed.release)
 
 
 # -- the state in the store --------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from trainer.events import (
     RolloutsProgressed,
     StepDone,
 )
-from trainer.loop.checkpoint import Checkpoints
+from trainer.loop.checkpoint import checkpoints_in
 from trainer.run_events import RunEvent
 
 RETRYING = Retrying(
@@ -75,7 +75,7 @@ class StoreSink:
         self._attempt = attempt
         self._base = base
         self._owner = owner
-        self._checkpoints = Checkpoints(folder / "checkpoints")  # made once: it removes partial checkpoints
+        self._checkpoints = folder / "checkpoints"
         self._name = name
         self._names = names
         self._settings: ServeSettings | None = None
@@ -129,7 +129,7 @@ class StoreSink:
         A checkpoint's row is added after its model and dropped after it, so that a call that a lost connection
         interrupted can be repeated.
         """
-        on_disk = self._checkpoints.all()
+        on_disk = checkpoints_in(self._checkpoints)
         kept = {state.step: (path, state) for path, state in on_disk if state.offered}
         known = {c.step: c for c in self._store.checkpoints(self._job_id, limit=1000)[0]}
         for step in known.keys() - kept.keys():
@@ -152,7 +152,7 @@ class StoreSink:
 
         Of a job that has stopped early, it is the best one.
         """
-        offered = {state.step: path for path, state in self._checkpoints.all() if state.offered}
+        offered = {state.step: path for path, state in checkpoints_in(self._checkpoints) if state.offered}
         if not offered:
             return None
         folder = offered[max(offered) if self._final_step is None else self._final_step]

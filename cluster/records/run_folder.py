@@ -1,5 +1,7 @@
 """The folder of one run: all files that a job writes, readable while it runs and after it was killed.
 
+One process writes them, its owner (see `trainer.data.ownership`):
+
     job.resolved.json      format, job and plan, without secrets; a resumed run keeps these values
     events.jsonl           see `trainer.run_events`
     metrics.jsonl          one flat object per step, with the names of `trainer.metrics`
@@ -35,6 +37,7 @@ from cluster.records.redact import plain, public_job
 from cluster.records.retention import trim
 from cluster.records.rollout_index import RolloutIndex
 from trainer.data.durable import write_durably
+from trainer.data.ownership import files_of
 from trainer.data.rollout_files import ROLLOUTS_SUFFIX, LineReader, Place, read_groups, read_outcomes, write_groups
 from trainer.data.rollout_json import outcome_from_json
 from trainer.errors import UserError
@@ -46,6 +49,11 @@ from trainer.spec.operator.config import RecordLimits
 from trainer.spec.plan import Plan
 from trainer.types import Discarded, Evaluation, Group, GroupRequest, Rollout
 
+NAMES = (
+    *("job.resolved.json", "events.jsonl", "metrics.jsonl", "evaluations.jsonl", "rollouts", "rollouts.sqlite"),
+    *("checkpoints", "journal", "now.json", "report.html", "readiness.json", "readiness.html"),
+)
+"""What a run writes: names of `trainer.data.ownership`."""
 DRAWS = "ready"
 """The names of rollout files of a look before training begin so."""
 FORMAT = 2
@@ -72,26 +80,30 @@ def new_run_folder(root: Path, suffix: str | None) -> Path:
 
 
 class RunFolder:
-    """Writes one run's folder, as a Sink, and reads it. A writer must call `close` at the end."""
+    """Writes one run's folder, as a Sink, and reads it. A writer must call `close` at the end.
 
-    def __init__(self, path: Path, limits: RecordLimits = KEEP_ALL) -> None:
+    `at` is where its files are: the folder of the owner who writes them.
+    """
+
+    def __init__(self, path: Path, limits: RecordLimits = KEEP_ALL, at: Path | None = None) -> None:
         self.path = path
+        self.at = at or files_of(path)
         self._limits = limits
-        self.index = RolloutIndex(path)
+        self.index = RolloutIndex(self.at)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="run-folder")
         self._failures: dict[str, list[str]] = {}
 
     @property
     def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+        return self.at / "checkpoints"
 
     @property
     def journal(self) -> Path:
-        return self.path / "journal"
+        return self.at / "journal"
 
     @property
     def now(self) -> Path:
-        return self.path / "now.json"
+        return self.at / "now.json"
 
     @property
     def resumes(self) -> bool:
@@ -105,11 +117,11 @@ class RunFolder:
 
     @property
     def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
+        return self.at / "metrics.jsonl"
 
     @property
     def report(self) -> Path:
-        return self.path / "report.html"
+        return self.at / "report.html"
 
     @property
     def problems(self) -> list[str]:
@@ -137,7 +149,7 @@ class RunFolder:
         def write() -> None:
             self.index.put(name, groups, write_groups(path, groups))
             with suppress(sqlite3.Error, UserError):  # the next file is another occasion
-                trim(self.path, self.index, self._limits)
+                trim(self.at, self.index, self._limits)
 
         self._later(f"rollouts/{path.name}", write)
 
@@ -150,8 +162,8 @@ class RunFolder:
             OSError: The folder is not writable. Raised here so that a run fails before anything starts.
         """
         resolved = {"format": FORMAT, "job": public_job(job), "plan": plan.model_dump(mode="json"), **(extra or {})}
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_durably(self.path / "job.resolved.json", (json.dumps(plain(resolved), indent=2) + "\n").encode())
+        self.at.mkdir(parents=True, exist_ok=True)
+        write_durably(self.at / "job.resolved.json", (json.dumps(plain(resolved), indent=2) + "\n").encode())
 
     def flush(self) -> None:
         """Wait for the writes so far."""
@@ -163,7 +175,7 @@ class RunFolder:
 
     def _append(self, name: str, value: Mapping[str, Any]) -> None:
         line = json.dumps(plain(value)).encode() + b"\n"
-        self._later(name, lambda: _append_line(self.path / name, line))
+        self._later(name, lambda: _append_line(self.at / name, line))
 
     def _later(self, name: str, write: Callable[[], None]) -> None:
         def guarded() -> None:
@@ -184,21 +196,21 @@ class RunFolder:
             print(f"warning: cannot write {self.path / name}: {error}; the run continues", file=sys.stderr)
 
     def _rollouts(self, name: str) -> Path:
-        return self.path / "rollouts" / (name + ROLLOUTS_SUFFIX)
+        return self.at / "rollouts" / (name + ROLLOUTS_SUFFIX)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def job(self) -> dict[str, Any]:
         """{job, plan, ...} as `write_job` wrote it; empty if the run failed before that."""
         try:
-            resolved: dict[str, Any] = json.loads((self.path / "job.resolved.json").read_text())
+            resolved: dict[str, Any] = json.loads((self.at / "job.resolved.json").read_text())
         except FileNotFoundError:
             return {}
         return resolved
 
     def events(self) -> list[RunEvent]:
         """All events, in order. Those of runs from before events had kinds have only level, message and data."""
-        return [RunEvent.from_line(line) for line in _read_lines(self.path / "events.jsonl")]
+        return [RunEvent.from_line(line) for line in _read_lines(self.at / "events.jsonl")]
 
     def metrics(self) -> list[dict[str, float]]:
         """One dict per step, sorted by step, without the numbers that were not finite."""
@@ -206,7 +218,7 @@ class RunFolder:
         return [{k: v for k, v in steps[step].items() if v is not None} for step in sorted(steps)]
 
     def evaluations(self) -> dict[str, Evaluation]:
-        return {line["name"]: evaluation_of(line) for line in _read_lines(self.path / "evaluations.jsonl")}
+        return {line["name"]: evaluation_of(line) for line in _read_lines(self.at / "evaluations.jsonl")}
 
     def validations(self) -> list[tuple[int, Evaluation]]:
         """(step, evaluation of the validation file), sorted by step; the baseline is step 0."""
@@ -221,7 +233,7 @@ class RunFolder:
 
     def rollout_names(self) -> list[str]:
         """Names for `read_groups`, oldest file first."""
-        found = (self.path / "rollouts").glob("*" + ROLLOUTS_SUFFIX)
+        found = (self.at / "rollouts").glob("*" + ROLLOUTS_SUFFIX)
         by_age = sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
         return [path.name.removesuffix(ROLLOUTS_SUFFIX) for path in by_age]
 

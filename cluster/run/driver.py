@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import shlex
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from cluster.preflight.static import check_gradable
 from cluster.ray_cluster.job_status import RayJobStatus, folder_warning, stop_warning
 from cluster.ray_cluster.session import is_local, ray_session
 from cluster.records.redact import public_job
-from cluster.records.run_folder import RunFolder, new_run_folder
+from cluster.records.run_folder import NAMES, RunFolder, new_run_folder
 from cluster.run.actor_configs import checking, print_plan
 from cluster.run.actors import RunActors
 from cluster.run.copies import Copies, open_store, restore
@@ -45,6 +46,7 @@ from cluster.views.live import LiveView, before_after_table
 from cluster.views.readiness.page import page_of, write_page
 from cluster.views.report.page import write_report
 from trainer.chat.conversation import samples_of
+from trainer.data.ownership import Claim, FolderLost, FolderOwned, Tell, claim, silence_s
 from trainer.errors import InvalidJob, RftError
 from trainer.events import (
     Evaluated,
@@ -68,6 +70,7 @@ from trainer.spec.job import JobSpec
 from trainer.spec.operator.config import Operator
 from trainer.types import Evaluation, Group, Task
 
+OWNED_REMEDY = "; to wait for its end, give --wait-for-run 10m, or train in another folder"
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
@@ -85,10 +88,35 @@ async def check(job: JobSpec, runs: Path, address: str | None, operator: Operato
     console.print("[green]the job is ready to train[/]")
 
 
+def claim_run(path: Path, wait_s: float, tell: Tell) -> Claim:
+    """Become the owner of a run's folder; waits for the end of another owner for `wait_s` at most.
+
+    Raises:
+        FolderOwned: Another process owns it.
+    """
+    return claim(path, NAMES, wait_s=wait_s, remedy=OWNED_REMEDY, tell=tell, silence_s=silence_s())
+
+
+async def claim_run_soon(path: Path, wait_s: float, tell: Tell) -> Claim:
+    """As `claim_run`, without blocking the event loop; it may be cancelled."""
+    cancelled = threading.Event()
+
+    def pause(seconds: float) -> None:
+        if cancelled.wait(seconds):
+            raise FolderOwned(f"{path} is not waited for any more")
+
+    try:
+        return await asyncio.to_thread(
+            partial(claim, pause=pause), path, NAMES, wait_s=wait_s, tell=tell, silence_s=silence_s()
+        )
+    finally:
+        cancelled.set()
+
+
 async def train(
     job: JobSpec,
     runs: Path,
-    resume: Path | None,
+    resume: Claim | None,
     address: str | None,
     operator: Operator,
     given: Sequence[str] = (),
@@ -100,8 +128,8 @@ async def train(
     Raises:
         RftError: The run failed.
     """
-    if resume is not None and not RunFolder(resume).resumes:
-        raise InvalidJob(f"{resume} has no checkpoint to resume from")
+    if resume is not None and not RunFolder(resume.path).resumes:
+        raise InvalidJob(f"{resume.path} has no checkpoint to resume from")
     async with _run(job, runs, address, resume, operator, given=given) as run:
         await run.train()
     return run.outcome
@@ -109,7 +137,7 @@ async def train(
 
 async def train_in(
     job: JobSpec,
-    folder: Path,
+    folder: Claim,
     address: str | None,
     operator: Operator,
     watch: Watch | None = None,
@@ -123,7 +151,7 @@ async def train_in(
     Raises:
         RftError: The run failed.
     """
-    async with _run(job, folder.parent, address, folder, operator, watch, given=given) as run:
+    async with _run(job, folder.path.parent, address, folder, operator, watch, given=given) as run:
         await run.train()
     return run.outcome
 
@@ -149,7 +177,7 @@ async def look_before(
     address: str | None,
     operator: Operator,
     *,
-    folder: Path | None = None,
+    folder: Claim | None = None,
     watch: Watch | None = None,
     console: Console | None = None,
     given: Sequence[str] = (),
@@ -165,8 +193,8 @@ async def look_before(
         RftError: The run failed.
     """
     check_gradable(job, look.file)
-    if folder is not None and watch is None and not RunFolder(folder).draws:
-        raise InvalidJob(f"{folder} has no draws to resume from")
+    if folder is not None and watch is None and not RunFolder(folder.path).draws:
+        raise InvalidJob(f"{folder.path} has no draws to resume from")
     async with _run(
         job, runs, address, folder, operator, watch, learner=False, console=console, given=given, reports=False
     ) as run:
@@ -182,7 +210,7 @@ async def _run(
     job: JobSpec,
     runs: Path,
     address: str | None,
-    path: Path | None,
+    claimed: Claim | None,
     operator: Operator,
     watch: Watch | None = None,
     learner: bool = True,
@@ -192,18 +220,19 @@ async def _run(
 ) -> AsyncIterator[Run]:
     """Connect, check the job and create the run folder; on exit close everything and write the report.
 
-    With `reports` the report is written as the run goes, too. A run that has begun in the folder `path` is resumed.
+    With `reports` the report is written as the run goes, too. A run that has begun in the folder `claimed` is resumed.
     """
     console, store = console or Console(), open_store(operator)
-    if path is not None:
-        await asyncio.to_thread(restore, path, store, partial(console.print, soft_wrap=True, markup=False))
-    before = None if path is None else RunFolder(path)
-    if before is not None:
+    tell = partial(console.print, soft_wrap=True, markup=False)
+    before = None
+    if claimed is not None:
+        await asyncio.to_thread(restore, claimed.path, store, tell)
+        before = RunFolder(claimed.path, at=claimed.at)
         before.now.unlink(missing_ok=True)  # of a driver that was killed
     resumes = before is not None and (before.resumes if learner else bool(before.draws))
     began = Began.of(before) if before is not None and resumes else None
     job = job if began is None else began.keep(job)
-    with ray_session(address) as nodes, Signals() as signals:
+    with ray_session(address) as nodes, Signals() as signals, ExitStack() as owning:
         with checking():
             prepared = await prepare(
                 job,
@@ -218,7 +247,10 @@ async def _run(
         print_plan(console, prepared)
         if watch is not None:
             watch.prepared(prepared)
-        folder = RunFolder(path or new_run_folder(runs, job.suffix), operator.records)
+        if claimed is None:
+            new = new_run_folder(runs, job.suffix)
+            claimed = owning.enter_context(await claim_run_soon(new, 0.0, tell))
+        folder = RunFolder(claimed.path, operator.records, claimed.at)
         as_it_goes = f" (its {folder.report.name} is written as the run goes)" if reports else ""
         _print_line(console, "run folder", f"{folder.path}{as_it_goes}")
         view = LiveView(prepared.plan.steps, console)
@@ -227,26 +259,36 @@ async def _run(
         metrics = MetricsSink(exported, folder.path, tracer=tracer)
         resumed = began is not None
         run = Run(prepared, operator, store, folder, view, metrics, signals, console, watch, resumed, given, reports)
-        async with ended_well(run, view, signals):
+        async with ended_well(run, view, signals, claimed):
             yield run
 
 
 @asynccontextmanager
-async def ended_well(run: Run, view: LiveView, signals: Signals) -> AsyncIterator[None]:
+async def ended_well(run: Run, view: LiveView, signals: Signals, claimed: Claim) -> AsyncIterator[None]:
     """Context manager of a run's work: records how it ends, and closes the run.
 
     Raises:
+        FolderLost: Another process has taken over the run's folder.
         RftError: The disk of the run's folder is full, or cannot be written.
     """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    claimed.when_lost(lambda: loop.call_soon_threadsafe(task.cancel))
     try:
         with view:
             yield
     except asyncio.CancelledError:
-        run.cut_short()  # by a signal, or cancelled by the server
+        run.cut_short()  # by a signal, cancelled by the server, or by the loss of the folder
+        try:
+            claimed.check()
+        except FolderLost as lost:
+            run.failed(lost)
+            raise
         if not signals.count:
             raise
     except OSError as error:
         run.failed(error)
+        claimed.check()  # it has no folder any more if another process has taken it over
         if error.errno not in DISK_ERRORS:
             raise
         raise RftError(
@@ -308,7 +350,7 @@ class Run:
         self._console = console
         self._operator = operator
         self._watch = watch
-        self._actors = actors(prepared, operator, folder.path, metrics, self._stream.emit, self._lay_out_again)
+        self._actors = actors(prepared, operator, folder.at, metrics, self._stream.emit, self._lay_out_again)
         folder.write_job(prepared.job, prepared.plan, prepared.record())
         self._stream.emit(JobStarted(method=prepared.job.method.type, total_steps=prepared.plan.steps), skip=view)
         self._emit_choices(skip=view)  # printed with the plan
@@ -341,8 +383,10 @@ class Run:
         return self._folder.path
 
     def cut_short(self) -> None:
-        """Record that the run ends at once."""
+        """Record that the run ends at once; nothing more is copied to the checkpoint store."""
         self.outcome, self._cut_short = "stopped", True
+        if self._copies is not None:
+            self._copies.stop()
 
     def failed(self, error: Exception) -> None:
         """Record the error that ends the run."""
@@ -357,7 +401,7 @@ class Run:
             await self.reinforcement()
 
     async def reinforcement(self) -> None:
-        checkpoints, journal = Checkpoints(self._folder.checkpoints, self._copies), Journal(self._folder.journal)
+        checkpoints, journal = self._checkpoints(), Journal(self._folder.journal)
         await self._actors.start()
         prepared, job = self._prepared, self._prepared.job
         fleet, learner = self._actors.fleet, self._actors.learner
@@ -404,7 +448,7 @@ class Run:
         return self._actors.fleet
 
     async def supervised(self) -> None:
-        checkpoints = Checkpoints(self._folder.checkpoints, self._copies)
+        checkpoints = self._checkpoints()
         await self._actors.start()
         prepared, job = self._prepared, self._prepared.job
         loop = SupervisedLoop(
@@ -420,6 +464,9 @@ class Run:
             self._stream,
         )
         await self._run_loop(loop)
+
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self._folder.checkpoints, self._copies, shown=self._folder.path / "checkpoints")
 
     async def _run_loop(self, loop: Loop | SupervisedLoop) -> None:
         """Run a loop until it is done or a signal arrives."""
@@ -456,7 +503,7 @@ class Run:
         found = await look_at(self._prepared, self._folder, look, draw, self._operator)
         self.readiness = found
         self._stream.emit(ReadinessJudged(verdict=found.verdict, reasons=tuple(found.codes)))
-        await asyncio.to_thread(write_page, self._folder.path, found, self._prepared.job)
+        await asyncio.to_thread(write_page, self._folder, found, self._prepared.job)
 
     async def close(self) -> None:
         """Stop the actors, release resources, flush the sinks and write the report."""
@@ -479,7 +526,7 @@ class Run:
         problems = list(self._folder.problems)
         try:
             page = page_of(self._folder.path) if self.readiness is not None else write_report(self._folder)
-            show("report", str(page))
+            show("report", str(self._folder.path / page.name))
         except OSError as error:
             problems.append(f"cannot write the report: {error.strerror}")
         for problem in problems:

@@ -26,6 +26,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from cluster.stores.blobs import open_location
 from trainer.data.durable import sync_to_disk
+from trainer.data.ownership import files_of
 from trainer.errors import RftError, UserError
 from trainer.loop.checkpoint import STATE, TRAINING_STATE, complete, latest_checkpoint
 from trainer.loop.journal import Journal
@@ -175,14 +176,15 @@ class CheckpointStore:
             StoreFailed: The store failed.
             UserError: A file is damaged or missing; no checkpoint was put in the place of that one.
         """
-        checkpoints, run = run_folder / "checkpoints", _run_name(run_folder)
+        here, run = files_of(run_folder), _run_name(run_folder)
+        checkpoints = here / "checkpoints"
         latest, there = latest_checkpoint(checkpoints), self.complete(run)
         if not there or (latest is not None and _step(latest[0].name) >= _step(there[-1])):
             return []
         missing = [name for name in there if not (checkpoints / name).exists()]
         for name in missing:
             self._fetch(run, name, checkpoints / f"{name}.tmp")
-        self._fetch_records(run_folder, there[-1])
+        self._fetch_records(run, here, there[-1])
         for name in missing:  # all at once, the newest last: without it the older ones must not count
             complete(checkpoints / f"{name}.tmp")
         return missing
@@ -193,16 +195,15 @@ class CheckpointStore:
         shutil.rmtree(folder, ignore_errors=True)
         _each(lambda file: self._receive(f"{at}/{file.name}", file, folder / file.name), manifest.files)
 
-    def _fetch_records(self, run_folder: Path, name: str) -> None:
-        run = _run_name(run_folder)
+    def _fetch_records(self, run: str, here: Path, name: str) -> None:
         manifest = self._manifest(run, name)
         for file in manifest.records:
-            record = run_folder / file.name
+            record = here / file.name
             received = record.with_suffix(".tmp")
             self._receive(f"{self._at(run, name)}/{manifest.upload}/run/{file.name}", file, received)
             received.replace(record)
             sync_to_disk(record.parent)
-        Journal(run_folder / "journal").restored()
+        Journal(here / "journal").restored()
 
     def _receive(self, source: str, file: _File, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)

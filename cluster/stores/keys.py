@@ -26,8 +26,6 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 """Each scope includes those before it."""
 PREFIX = "sk-rft-"
 MAX_NAME_CHARS = 100
-UNIT_S = {"h": 3600, "d": 86_400, "w": 604_800}
-_DURATION = re.compile(r"([1-9][0-9]{0,3})([hdw])", re.ASCII)
 _TOKEN = re.compile(rf"{PREFIX}([0-9a-f]{{16}})-([\w-]{{43}})", re.ASCII)
 
 
@@ -147,18 +145,6 @@ class KeyStore:
                 raise UserError(f"there is no key {id!r}; run `agent-rft keys list` to see all keys")
             row.revoked_at = row.revoked_at or int(self._clock())
             return _key(row)
-
-
-def seconds_of(duration: str) -> int:
-    """The seconds of a duration such as `12h`, `90d` or `8w`.
-
-    Raises:
-        UserError: It is not one.
-    """
-    match = _DURATION.fullmatch(duration)
-    if match is None:
-        raise UserError(f"--expires {duration!r}: give a number of up to four digits and h, d or w, such as 90d")
-    return int(match[1]) * UNIT_S[match[2]]
 
 
 def _hash(token: str) -> str:

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from cluster.stores.database import Base, Database
 from trainer.chat.serving import ServeSettings
+from trainer.data.ownership import lasting
 from trainer.errors import UserError
 from trainer.spec.operator.model_names import named, nearest, with_snapshots
 
@@ -92,7 +93,9 @@ class ModelRegistry:
         self._database = database
         # Absolute paths, because drivers and engines run in other working directories.
         places = {name: expanduser(at) for name, at in aliases.items()}
-        self._aliases = {name: str(Path(at).resolve()) if Path(at).is_dir() else at for name, at in places.items()}
+        self._aliases = {
+            name: str(lasting(Path(at).resolve())) if Path(at).is_dir() else at for name, at in places.items()
+        }
         self._clock = clock
 
     def add(

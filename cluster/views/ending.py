@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cluster.records.run_folder import RunFolder
+from trainer.data.ownership import lasting
 from trainer.errors import UserError
 from trainer.events import AlarmRaised
 from trainer.loop.checkpoint import best_checkpoint
@@ -31,7 +32,7 @@ def next_steps(run: RunFolder, given: Sequence[str]) -> Iterator[tuple[str, str]
             look = [_command("agent-rft", "traces", run.path, "--trace", trace) for trace in alarm.traces[:1]]
             yield f"alarm {alarm.rule}", " && ".join([_command("agent-rft", "explain", alarm.rule), *look])
     try:
-        best = best_checkpoint(run.checkpoints)
+        best = best_checkpoint(run.path / "checkpoints")
     except UserError:  # damaged, which is told where it is used
         best = None
     if best is not None:
@@ -41,7 +42,7 @@ def next_steps(run: RunFolder, given: Sequence[str]) -> Iterator[tuple[str, str]
         file = next((name for name in FILES if job.get(name)), None)
         if given and file is not None and job.get("method", {}).get("type") == "reinforcement":
             yield "try it", _command("agent-rft", "eval", *given, "--file", file, "--model", path)
-        config = f"aliases: {{tuned: {json.dumps(str(path.resolve()))}}}"  # JSON is YAML
+        config = f"aliases: {{tuned: {json.dumps(str(lasting(path.resolve())))}}}"  # JSON is YAML
         yield "serve it", f"{_command('echo', config)} > serve.yaml && agent-rft serve --config serve.yaml"
     if (name := _graded(run)) is not None:
         yield "worst rows", _command("agent-rft", "traces", run.path, "--name", name, "--worst", WORST)

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from cluster.run.signals import hangup_signals
+from trainer.data.ownership import lasting
 from trainer.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, help="Turn a job of another service into a job file and rows.")
@@ -53,7 +54,7 @@ def openai_command(
     if job is not None and not re.fullmatch(JOB_ID, job):
         raise UserError(f"--job: {job!r} is not the id of a fine-tuning job, which begins with ftjob-")
     if model is not None and Path(expanduser(model)).is_dir():
-        model = str(Path(expanduser(model)).resolve())  # a job file's paths are relative to itself
+        model = str(lasting(Path(expanduser(model)).resolve()))  # a job file's paths are relative to itself
     files = {"training_file": training_file, "validation_file": validation_file}
     given = {field: path for field, path in files.items() if path is not None}
     for number in (signal.SIGTERM, *hangup_signals()):

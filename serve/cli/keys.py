@@ -60,9 +60,9 @@ def create_command(
     """Create a key. It is printed once; the server stores only its hash."""
     scopes: list[Scope] = scope or ["write"]  # type: ignore[assignment]  # KeyStore validates them
     from cluster.stores.audit import OPERATOR
-    from cluster.stores.keys import seconds_of
+    from serve.cli.durations import seconds_of
 
-    expires_after_s = None if expires is None else seconds_of(expires)
+    expires_after_s = None if expires is None else seconds_of(expires, "--expires")
     with _keys(folder, database) as (keys, audit):
         key, token = keys.create(name, scopes, requests_per_minute, expires_after_s)
         audit.append(OPERATOR, "key.create", key.id)

@@ -29,6 +29,7 @@ from serve.cli import client as client_cli
 from serve.cli import completion, doctor, merge, ready
 from serve.cli.audit import app as audit_app
 from serve.cli.compare import compare_command
+from serve.cli.durations import seconds_of
 from serve.cli.explain import explain_command
 from serve.cli.importing import app as import_app
 from serve.cli.init import init_command
@@ -51,6 +52,7 @@ from serve.cli.traces import traces_command
 from trainer.errors import InvalidJob, RftError
 
 if TYPE_CHECKING:
+    from trainer.data.ownership import Claim
     from trainer.spec.job import JobSpec
     from trainer.spec.operator.config import Operator
 
@@ -118,6 +120,13 @@ def train_command(
             help="train in this folder, from its last checkpoint if it has one", autocompletion=completion.run_folders
         ),
     ] = None,
+    wait_for_run: Annotated[
+        str | None,
+        typer.Option(
+            help="how long to wait for another process that trains in the folder to end, such as 90s, 10m or 2h; "
+            "without it, it is refused"
+        ),
+    ] = None,
     address: ClusterAddress = None,
     config: ConfigFile = None,
     retry_refused: Annotated[
@@ -134,31 +143,34 @@ def train_command(
         if run_folder is not None and resume is not None:
             raise typer.BadParameter("give --resume or --run-folder, not both")
         folder = resume or run_folder
-        if folder is not None:
-            _restore(folder, operator)
-        resumed = resume is not None or (run_folder is not None and _has_checkpoint(run_folder))
-        if folder is not None and resumed:
-            from cluster.preflight.job_endpoints import allow_own_endpoints
+        if wait_for_run is not None and folder is None:
+            raise typer.BadParameter("give it with --run-folder or --resume", param_hint="--wait-for-run")
+        with _owned(folder, wait_for_run) as claimed:
+            if folder is not None:
+                _restore(folder, operator)
+            resumed = resume is not None or (run_folder is not None and _has_checkpoint(run_folder))
+            if folder is not None and resumed:
+                from cluster.preflight.job_endpoints import allow_own_endpoints
 
-            spec = _load_accepted(job, folder)
-            operator = allow_own_endpoints(operator, spec, address)
-        else:
-            spec, operator = read_job_file(job, operator, address)
-        with importing():
-            from cluster.run.driver import train, train_in
+                spec = _load_accepted(job, folder)
+                operator = allow_own_endpoints(operator, spec, address)
+            else:
+                spec, operator = read_job_file(job, operator, address)
+            with importing():
+                from cluster.records.run_folder import new_run_folder
+                from cluster.run.driver import claim_run, train, train_in
 
-        given = [str(job), *given_options({"--address": address, "--config": config})]
-        if open_ and folder is None:
-            from cluster.records.run_folder import new_run_folder
-
-            run_folder = new_run_folder(runs, spec.suffix)
-        if run_folder is None:
-            training = train(spec, runs, resume, address, operator, given)
-        else:
-            training = train_in(spec, run_folder, address, operator, given=given)
-        shown = resume or run_folder
-        with job_lines(job), open_console(shown, resumed=resumed) if open_ and shown is not None else nullcontext():
-            outcome = asyncio.run(training)
+            given = [str(job), *given_options({"--address": address, "--config": config})]
+            if claimed is None and open_:
+                folder = new_run_folder(runs, spec.suffix)
+                claimed = claim_run(folder, 0.0, print)
+            if claimed is None or resume is not None:
+                training = train(spec, runs, claimed, address, operator, given)
+            else:
+                training = train_in(spec, claimed, address, operator, given=given)
+            opened = open_console(folder, resumed=resumed) if open_ and folder is not None else nullcontext()
+            with job_lines(job), opened:
+                outcome = asyncio.run(training)
     raise typer.Exit(STOPPED if outcome == "stopped" else 0)
 
 
@@ -248,6 +260,24 @@ def plan_command(
 
 app.command("explain")(explain_command)
 app.command("compare")(compare_command)
+
+
+@contextmanager
+def _owned(folder: Path | None, wait: str | None) -> Iterator[Claim | None]:
+    """Own the folder, if one is given; `wait` is --wait-for-run.
+
+    Raises:
+        FolderOwned: Another process owns it.
+    """
+    if folder is None:
+        yield None
+        return
+    wait_s = 0 if wait is None else seconds_of(wait, "--wait-for-run")
+    with importing():
+        from cluster.run.driver import claim_run
+    tell = partial(Console(stderr=True).print, soft_wrap=True, markup=False, highlight=False)
+    with claim_run(folder, wait_s, tell) as claimed:
+        yield claimed
 
 
 def _restore(run_folder: Path, operator: Operator) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -58,7 +59,7 @@ def ready_command(
         raise typer.BadParameter(f"{resume} is not a run folder", param_hint="--resume")
     spec, operator = read_job_file(job, read_operator(config), address)
     with importing():
-        from cluster.run.driver import look_before
+        from cluster.run.driver import claim_run, look_before
         from cluster.run.readiness import Look
         from cluster.views.readiness.text import print_readiness
 
@@ -72,7 +73,7 @@ def ready_command(
         "--address": address,
         "--config": config,
     }
-    with job_lines(job):
+    with job_lines(job), nullcontext() if resume is None else claim_run(resume, 0.0, console.print) as claimed:
         outcome, found = asyncio.run(
             look_before(
                 spec,
@@ -80,7 +81,7 @@ def ready_command(
                 runs,
                 address,
                 operator,
-                folder=resume,
+                folder=claimed,
                 console=console,
                 given=[str(job), *given_options(options)],
             )

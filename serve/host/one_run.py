@@ -32,6 +32,7 @@ from serve.host.listener import listening, reserved_port
 from serve.host.state import ServerState, StateLocations
 from serve.http.app import create_app
 from serve.routes import fine_tuning, job_now, job_records, job_stream
+from trainer.data.ownership import lasting
 from trainer.events import (
     CheckpointSaved,
     JobEnded,
@@ -125,7 +126,7 @@ class Mirror:
             case RolloutDiscarded() | RolloutsProgressed() | PhaseBegan(quiet=True):
                 return
             case CheckpointSaved(path=path):
-                self._store.add_checkpoint(self.id, event.step, str(Path(path).resolve()), {})
+                self._store.add_checkpoint(self.id, event.step, str(lasting(Path(path).resolve())), {})
         self._store.add_event(self.id, event.level, event.message, data={"kind": event.kind, **event.data})
 
     def _metrics_of(self, step: int) -> dict[str, float] | None:

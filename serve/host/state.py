@@ -34,6 +34,8 @@ SWEEP_S = 600.0
 FIRST_KEY = "first key"
 FIRST_KEY_LOCK, MODELS_LOCK = 0x6B657973, 0x6D6F6465
 LOCATIONS_FILE = "places.json"
+SIGNS = (KEY_FILE, LOCATIONS_FILE, "state.db")
+"""Files by which a server's folder is known."""
 DATABASE_VARIABLE, FILES_VARIABLE = "AGENT_RFT_DATABASE", "AGENT_RFT_FILES"
 _log = logging.getLogger("agent_rft.serve")
 
@@ -78,7 +80,7 @@ class ServerState:
         self.folder = folder = locations.folder
         open_store(operator)  # a wrong setting is found here, not by a job
         try:
-            make_private(folder, (KEY_FILE, LOCATIONS_FILE, "state.db"))
+            make_private(folder, SIGNS)
             self.secrets = SecretBox.of_folder(folder)
             self.database = open_database(folder, locations.database)
             remote = locations.files is not None

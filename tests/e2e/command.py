@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from tests.support.paths import ROOT
+from trainer.data.ownership import SILENCE_VARIABLE
 
 CONFIG = ROOT / "tests" / "support" / "cluster.yaml"
 """The configuration for commands on a cluster that they do not start themselves."""
@@ -34,9 +35,12 @@ def run(*arguments: str | Path, environment: Mapping[str, str]) -> subprocess.Co
 
 
 def marked(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a process that `processes` finds, without an operator configuration from outside."""
+    """Return the environment of a process that `processes` finds, without an operator configuration from outside.
+
+    One that goes on with the folder of a killed one waits only 3 s for a sign of it.
+    """
     own = {name: value for name, value in environment.items() if name != "AGENT_RFT_CONFIG"}
-    return own | {MARK: str(os.getpid())}
+    return {SILENCE_VARIABLE: "3"} | own | {MARK: str(os.getpid())}
 
 
 def processes() -> Iterator[psutil.Process]:

@@ -291,6 +291,14 @@ def test_other_users_of_the_machine_cannot_join_the_servers_cluster(server: Serv
     assert modes == {"gcs_server": "token", "raylet": "token"}
 
 
+def test_a_second_server_on_the_folder_is_refused_and_the_first_one_goes_on(server: Server) -> None:
+    command = [AGENT_RFT, "serve", "--folder", str(server.folder / "state"), "--port", "0"]
+    second = subprocess.run(command, env=server.variables, capture_output=True, text=True, timeout=60)
+    assert second.returncode == 1
+    assert f"is used by process {server.process.pid} on" in second.stderr and "another --folder" in second.stderr
+    assert MODEL in [model.id for model in server.client.models.list()]
+
+
 def test_no_process_has_logged_a_traceback(server: Server, job: Any) -> None:
     """After all of the above: the server's own log, those of jobs, and those of Ray's processes."""
     names = {path.name for path in log_files(server.folder / "state")}

@@ -31,7 +31,7 @@ from cluster.planning.layout import ClusterPlan
 from cluster.planning.placement import Placement
 from cluster.preflight.prepare import Prepared
 from cluster.records.run_folder import RunFolder
-from cluster.run.driver import Run, ended_well
+from cluster.run.driver import Run, claim_run, ended_well
 from cluster.run.metrics_sink import MetricsSink
 from cluster.run.readiness import Look
 from cluster.run.signals import STOPPED, Signals, wait_for_signal
@@ -137,15 +137,15 @@ async def run_command(command: Command, folder: Path, steps: int, notify: Callab
         await wait_for_signal(ready)
         return 0
     console, path = Console(), folder / "run"
-    with Signals() as signals:
-        view, metrics, kept = LiveView(steps, console), MetricsSink(None, path), RunFolder(path)
+    with Signals() as signals, claim_run(path, 0.0, print) as claimed:
+        view, metrics, kept = LiveView(steps, console), MetricsSink(None, path), RunFolder(path, at=claimed.at)
         actors: Any = lambda *given: FakeActors(command, steps, notify)  # noqa: E731
         run = Run(
             prepared(folder, steps),
             *(NOTHING_ALLOWED, None, kept, view, metrics, signals, console, None, False, ["job.yaml"], False),
             actors=actors,
         )
-        async with ended_well(run, view, signals):
+        async with ended_well(run, view, signals, claimed):
             match command:
                 case "train":
                     await run.train()

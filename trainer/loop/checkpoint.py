@@ -118,10 +118,14 @@ class Copies(Protocol):
 
 
 class Checkpoints:
-    """Writes the `checkpoints` folder of a run, and removes what a killed process left half-written there."""
+    """Writes the `checkpoints` folder of a run, and removes what a killed process left half-written there.
 
-    def __init__(self, folder: Path, copies: Copies | None = None) -> None:
+    `shown` is the path by which others know the folder.
+    """
+
+    def __init__(self, folder: Path, copies: Copies | None = None, shown: Path | None = None) -> None:
         self._folder = folder
+        self._shown = shown or folder
         self._copies = copies
         self._pruning = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
@@ -147,7 +151,7 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         await self._saved(final)
-        return final
+        return self._shown / final.name
 
     async def update(self, state: LoopState) -> Path:
         """Save a state of the loop at the step of the latest checkpoint, whose learner is that of this step already.
@@ -158,7 +162,7 @@ class Checkpoints:
         path = self._path(state)
         await asyncio.to_thread(write_durably, path / STATE, _content(state))
         await self._saved(path)
-        return path
+        return self._shown / path.name
 
     def all(self) -> list[tuple[Path, LoopState]]:
         """All complete checkpoints, oldest first: see `checkpoints_in`."""

@@ -118,7 +118,8 @@ def _filled_in(
     if isinstance(raw.get("model"), str):
         raw["model"] = expanduser(raw["model"])
         if (base / raw["model"]).is_dir():
-            raw["model"] = str((base / raw["model"]).resolve())
+            # Links stay: a checkpoint's path goes through one that outlives the process that wrote it.
+            raw["model"] = os.path.abspath(base / raw["model"])
     match raw.get("model_options"):
         case {"chat_template": str(template)} as options:
             try:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
+from cluster.records.run_folder import RunFolder
 from cluster.views.live import duration
 from cluster.views.pages import page_template
 from trainer.data.durable import write_durably
@@ -58,15 +59,15 @@ def page_of(folder: Path) -> Path:
     return folder / "readiness.html"
 
 
-def write_page(folder: Path, found: Readiness, job: JobSpec) -> Path:
+def write_page(run: RunFolder, found: Readiness, job: JobSpec) -> Path:
     """Write both files, each whole or not at all; returns the page's path.
 
     Raises:
         OSError: The disk is full or read-only.
     """
-    write_durably(folder / "readiness.json", json.dumps(found.as_json(), indent=1).encode())
+    write_durably(run.at / "readiness.json", json.dumps(found.as_json(), indent=1).encode())
     html = page_template("readiness", {"with_code": _with_code}).render(
-        title=job.suffix or folder.name,
+        title=job.suffix or run.path.name,
         heading=TITLES[found.verdict],
         found=found,
         reasons=[(entry, REASONS[entry.reason]) for entry in found.reasons],
@@ -74,8 +75,8 @@ def write_page(folder: Path, found: Readiness, job: JobSpec) -> Path:
         rows=found.rows[:SHOWN_ROWS],
         took=None if found.estimate.sampling_s is None else duration(found.estimate.sampling_s),
     )
-    write_durably(page_of(folder), html.encode("utf-8", errors="replace"))  # a row may have lone surrogates
-    return page_of(folder)
+    write_durably(page_of(run.at), html.encode("utf-8", errors="replace"))  # a row may have lone surrogates
+    return page_of(run.at)
 
 
 def plot_of(rows: Sequence[Row]) -> Plot | None:

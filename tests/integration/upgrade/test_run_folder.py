@@ -23,7 +23,7 @@ from cluster.preflight.prepare import Prepared, prepare
 from cluster.preflight.resumed import Began
 from cluster.preflight.space import Free
 from cluster.records.run_folder import RunFolder
-from cluster.run.driver import train
+from cluster.run.driver import claim_run, train
 from cluster.stores.migrate import migrate
 from cluster.views.before_after import compare
 from cluster.views.comparison.compare import compare_sides
@@ -362,8 +362,8 @@ async def test_a_servers_job_is_checked_alike_when_it_goes_on(resumable: OldVers
 
 async def resume(old: OldVersion) -> str:
     """The refusal of `agent-rft train --resume`; it comes before a cluster is started."""
-    with pytest.raises(UserError) as raised:
-        await train(load_job(old.job, VARIABLES), old.home / "runs", old.run, None, LOCAL)
+    with pytest.raises(UserError) as raised, claim_run(old.run, 0.0, print) as claimed:
+        await train(load_job(old.job, VARIABLES), old.home / "runs", claimed, None, LOCAL)
     return str(raised.value)
 
 

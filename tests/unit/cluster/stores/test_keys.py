@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 
 from cluster.stores.database import Database
-from cluster.stores.keys import KeyRow, KeyStore, Scope, seconds_of
+from cluster.stores.keys import KeyRow, KeyStore, Scope
 from trainer.errors import UserError
 
 
@@ -67,13 +67,3 @@ def test_a_key_works_until_it_expires(any_database: Database) -> None:
     assert keys.find(token) == key
     now[0] = 1_060.0
     assert keys.find(token) is None and keys.list() == [key]
-
-
-def test_durations_are_hours_days_and_weeks() -> None:
-    assert [seconds_of(text) for text in ("1h", "90d", "8w")] == [3_600, 90 * 86_400, 8 * 604_800]
-
-
-@pytest.mark.parametrize("text", ["", "90", "d", "0d", "-1d", "1.5d", "90 d", "90D", "1m", "99999d", "１d", "1d\n"])
-def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(UserError, match="h, d or w, such as 90d"):
-        seconds_of(text)

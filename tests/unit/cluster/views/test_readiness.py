@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 
 from rich.console import Console
 
+from cluster.records.run_folder import RunFolder
 from cluster.views.readiness.page import MAX_MARKS, page_of, plot_of, write_page
 from cluster.views.readiness.text import print_readiness
 from tests.support.builders import group, group_request, job, plan, task
@@ -26,7 +27,7 @@ def found(*grades: Sequence[float | None]) -> Readiness:
 
 def test_the_page_has_the_verdict_the_plot_and_each_row_and_no_text_of_a_row_as_markup(tmp_path: Path) -> None:
     findings = found(*[[0.0, 0.0, 1.0, 1.0]] * 18, [1.0] * 4, [0.0] * 4)
-    assert write_page(tmp_path, findings, job(suffix="<b>mine</b>")) == page_of(tmp_path)
+    assert write_page(RunFolder(tmp_path), findings, job(suffix="<b>mine</b>")) == page_of(tmp_path)
     html = page_of(tmp_path).read_text()
     assert '<h1 class="train">Ready to train</h1>' in html and "&lt;b&gt;mine" in html
     assert "<script" not in html and html.count("&lt;script&gt;") == 20
@@ -36,7 +37,7 @@ def test_the_page_has_the_verdict_the_plot_and_each_row_and_no_text_of_a_row_as_
 
 
 def test_a_run_without_a_grade_has_a_page(tmp_path: Path) -> None:
-    write_page(tmp_path, found([None] * 4), job())
+    write_page(RunFolder(tmp_path), found([None] * 4), job())
     assert "Fix this first" in page_of(tmp_path).read_text()
 
 
