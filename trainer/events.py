@@ -19,6 +19,7 @@ from trainer.types import Evaluation, Purpose
 Level = Literal["info", "warn", "error"]
 Phase = Literal["resources", "actors", "replay", "grading", "training", "validation", "checkpoint", "copy"]
 Outcome = Literal["done", "stopped", "failed"]
+StoreAction = Literal["copy", "remove"]
 IntegrationCause = Literal["not_installed", "not_allowed", "failed"]
 Cause = Literal[
     "discarded",
@@ -293,7 +294,7 @@ class CheckpointStoreFailed(Event):
     LEVEL: ClassVar[Level] = "warn"
     PRIVATE: ClassVar[frozenset[str]] = frozenset({"cause"})
 
-    action: Literal["copy", "remove"]
+    action: StoreAction
     """`copy`: a checkpoint was not copied. `remove`: older ones could not be removed, and take room there."""
     cause: str
     """What the store answered."""

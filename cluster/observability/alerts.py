@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cluster.observability.promql import OUR_TARGETS, RAY_SPILLED, RAY_TARGETS, Part, rate, samples
+from cluster.observability.promql import OUR_TARGETS, RAY_HEAD_MEMORY, RAY_SPILLED, RAY_TARGETS, Part, rate, samples
 from trainer.loop.health import GAP_HALTS_AT, GAP_WARNS_AT
 
 
@@ -74,11 +74,29 @@ def drivers(*matchers: str) -> str:
     return f"(max by (job) ({samples('process_up', *matchers, DRIVER)}) or {_not_ended(*matchers)})"
 
 
+def api(*matchers: str) -> str:
+    """1 while a replica of the API runs, and 0 for a day after the last one is gone."""
+    up = samples("process_up", *matchers, API)
+    return f"(max by (job) ({up}) or 0 * max by (job) (last_over_time({up}[1d])))"
+
+
+def learner_restarts(*matchers: str) -> str:
+    return f"sum by (job) (increase({samples('learner_restarts', *matchers)}[1h]))"
+
+
+def store_failures(*matchers: str) -> str:
+    return f"sum by (job) (increase({samples('checkpoint_store_failures/<action>', *matchers)}[30m]))"
+
+
+def failed_trackers(*matchers: str) -> str:
+    return f"sum by (job, integration) ({samples('integration_failures/<integration>', *matchers)})"
+
+
 def failed_jobs(*matchers: str) -> str:
     return f"sum by (job) (max_over_time({samples('jobs_ended/failed', *matchers)}[15m]))"
 
 
-DRIVER = 'process="driver"'
+DRIVER, API = 'process="driver"', 'process=~"api-[0-9]+"'
 DISCARDED = 'outcome!~"graded|cancelled"'
 WITH_MISTAKES = 'kind!="all_right"'
 """Groups that are all right carry no signal either, but they are what a job that learns ends with."""
@@ -241,6 +259,17 @@ ALERTS = (
         "differed from the learner, see EngineLearnerDifference.",
     ),
     Alert(
+        "LearnerRestarts",
+        "warning",
+        Condition(learner_restarts(), ">", 2),
+        "0m",
+        "the learner of {{ $labels.job }} has restarted {{ $value | humanize }} times in an hour",
+        "Each time all ranks start again and the updates since the last checkpoint are repeated. Restarts without a "
+        "finished step in between end the job.",
+        "The events `learner_restarted` have the cause, and the rank's log more. Out of memory: lower "
+        "`cluster.micro_batch_tokens` or see `agent-rft plan`. A node that comes and goes: `ray status`.",
+    ),
+    Alert(
         "HeldOutFalls",
         "warning",
         Condition(
@@ -313,6 +342,38 @@ ALERTS = (
         "answers; restarting the server loses nothing.",
     ),
     Alert(
+        "QueuedForHours",
+        "warning",
+        Condition(f"max by (job) ({samples('api_queue_age_s')})", ">", 4 * 3600),
+        "5m",
+        "a job of the server has been queued for {{ $value | humanizeDuration }}",
+        "It starts after the jobs before it, as `jobs.max_running` of them run at a time.",
+        "`agent-rft jobs list` shows what runs. Raise `jobs.max_running` if the cluster has free GPUs (`ray status`), "
+        "add GPUs, or pause a job that may wait. If nothing runs, see QueueStands.",
+    ),
+    Alert(
+        "ApiDown",
+        "critical",
+        Condition(api(), "==", 0),
+        "5m",
+        "no process of the API exports metrics any more",
+        "The API or the whole head is gone: clients get no answer and queued jobs do not start. Running jobs whose "
+        "nodes are there go on.",
+        "Is the head there (`kubectl get pods`, `ray status`), and does `curl http://SERVER:8000/health` answer? Start "
+        "the server again: its jobs continue. If you stopped it on purpose, silence the alert: it ends after a day.",
+    ),
+    Alert(
+        "HeadMemory",
+        "critical",
+        Condition(RAY_HEAD_MEMORY, ">", 0.9),
+        "5m",
+        "the head {{ $labels.ip }} uses {{ $value | humanizePercentage }} of its memory",
+        "At 95 % Ray kills processes there, and a container over its limit is killed: the head takes the whole cluster "
+        "with it.",
+        "Fleet dashboard, 'Memory by process'. Give the head more memory, and keep engines and learner ranks off it. "
+        "The object store counts, too (`--object-store-memory`).",
+    ),
+    Alert(
         "EnginesMissing",
         "warning",
         Condition(
@@ -336,6 +397,26 @@ ALERTS = (
         "Job dashboard, 'Age of the checkpoint' and 'Step time'. If it is so long because of "
         "`cluster.checkpoint_interval`, lower that: a resumed job may change it. If checkpoints came often enough "
         "until now, see NoProgress. To save one now, pause the job (or end it with SIGTERM) and resume it.",
+    ),
+    Alert(
+        "CheckpointStoreFails",
+        "warning",
+        Condition(store_failures(), ">", 2),
+        "0m",
+        "the checkpoint store of {{ $labels.job }} has failed {{ $value | humanize }} times in half an hour",
+        "Training continues, but the newest checkpoint is only in the run folder: it is lost with that disk.",
+        "The events `checkpoint_store_failed` have the cause: check credentials, quota and the address in "
+        "`checkpoint_store`. The next checkpoint is copied again, so nothing has to be restarted.",
+    ),
+    Alert(
+        "TrackerFails",
+        "warning",
+        Condition(failed_trackers(), ">", 0),
+        "0m",
+        "{{ $labels.integration }} gets no more numbers of {{ $labels.job }}",
+        "Training continues, and the run folder has all numbers.",
+        "The event `integration_failed` has the reason. The tracker is tried again when the job is paused and resumed. "
+        "If it fails in all jobs, check the operator's `integrations`, and the tracker's status page.",
     ),
     Alert(
         "RaySpills",

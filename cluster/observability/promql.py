@@ -14,6 +14,12 @@ RAY_SPILLED = f'ray_spill_manager_objects_bytes{{job="{RAY_TARGETS}",State="Spil
 """Bytes that Ray's object store on a node has written to disk since Ray started; it never falls."""
 
 
+RAY_HEAD_MEMORY = " / ".join(
+    f'max by (ip) (ray_node_mem_{what}{{job="{RAY_TARGETS}",IsHeadNode="true"}})' for what in ("used", "total")
+)
+"""Share of memory in use on the head of each cluster, of its limit in a container."""
+
+
 def samples(name: str, *matchers: str, part: Part | None = None) -> str:
     """The selector of a metric's samples: `rollouts/graded` -> `agent_rft_rollouts_total{outcome="graded"}`.
 

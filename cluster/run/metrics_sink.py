@@ -15,7 +15,20 @@ from actors.runtime.exporter import MetricsAddress, Telemetry
 from actors.runtime.recorder import Recorder
 from actors.runtime.tracing import NO_TRACES, Tracer
 from cluster.records.run_folder import RunFolder
-from trainer.events import VALIDATION, CheckpointSaved, Evaluated, JobEnded, Level, Outcome, PhaseBegan, StepDone
+from trainer.events import (
+    VALIDATION,
+    CheckpointSaved,
+    CheckpointStoreFailed,
+    Evaluated,
+    IntegrationFailed,
+    JobEnded,
+    LearnerRestarted,
+    Level,
+    Outcome,
+    PhaseBegan,
+    StepDone,
+    StoreAction,
+)
 from trainer.metrics import METRICS, metric_of
 from trainer.run_events import RunEvent
 from trainer.types import Evaluation, Group, Rollout
@@ -48,6 +61,9 @@ class MetricsSink:
         self.recorder.begin(*(name for name in trained if "<" not in name))
         for level in get_args(Level):
             self.recorder.record(f"events/{level}", 0.0)
+        self.recorder.begin(
+            "learner_restarts", *(f"checkpoint_store_failures/{action}" for action in get_args(StoreAction))
+        )
         for outcome in get_args(Outcome):
             self.recorder.record(f"jobs_ended/{outcome}", 0.0)
         for step, evaluation in RunFolder(folder).validations():  # of a run that is resumed
@@ -71,6 +87,12 @@ class MetricsSink:
                 self.recorder.record("checkpoint_bytes", float(size))
             case PhaseBegan(phase="grading"):
                 self._saved = None  # all steps are in a checkpoint
+            case LearnerRestarted():
+                self.recorder.record("learner_restarts")
+            case CheckpointStoreFailed(action=action):
+                self.recorder.record(f"checkpoint_store_failures/{action}")
+            case IntegrationFailed(integration=integration):
+                self.recorder.record(f"integration_failures/{integration}")
             case JobEnded(outcome=outcome):
                 self._saved = None
                 self.recorder.record(f"jobs_ended/{outcome}")

@@ -157,10 +157,13 @@ class JobStore:
         return self._found(JobRow.status.in_(statuses))
 
     def live(self) -> dict[str, float]:
-        """The number of jobs in each state, as metrics for a Recorder."""
+        """The number of jobs in each state and the age of the queue, as metrics for a Recorder."""
         with self._database.session() as session:
             found = session.execute(select(JobRow.status, func.count()).group_by(JobRow.status))
-            return {f"api_jobs/{status}": 0.0 for status in STATUSES} | {f"api_jobs/{s}": float(n) for s, n in found}
+            counts = {f"api_jobs/{s}": float(n) for s, n in found}
+            oldest = session.scalar(select(func.min(JobRow.moved_at)).where(JobRow.status == "queued"))
+        age_s = 0.0 if oldest is None else max(0.0, self._clock() - oldest)
+        return {f"api_jobs/{status}": 0.0 for status in STATUSES} | counts | {"api_queue_age_s": age_s}
 
     def with_driver(self) -> list[JobRecord]:
         """The jobs that are no longer running but whose driver may still exist, oldest first."""

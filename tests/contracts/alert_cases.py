@@ -21,11 +21,19 @@ MINUTES, START, END = 330, 180, 300
 STEPS_S = (10, 600)
 DRIVER, ENGINE_NODE = 'instance="a:9464",job="j",process="driver"', 'instance="b:9464",job="j",process="engine-1"'
 DISPATCHER, SERVER = 'instance="a:9464",job="j",process="dispatcher-0"', 'instance="a:9464",job="api",process="api-0"'
-UP_A, UP_B, UP_RAY = (
+UP_A, UP_B, UP_RAY, UP_AUTOSCALER = (
     f'up{{instance="{instance}",job="{job}"}}'
-    for instance, job in (("a:9464", "agent-rft"), ("b:9464", "agent-rft"), ("a:8080", "agent-rft-ray"))
+    for instance, job in (
+        ("a:9464", "agent-rft"),
+        ("b:9464", "agent-rft"),
+        ("a:8080", "agent-rft-ray"),
+        ("a:44217", "agent-rft-ray"),
+    )
 )
-DRIVER_UP, ENGINE_UP = (samples("process_up", process) for process in (DRIVER, ENGINE_NODE))
+DRIVER_UP, ENGINE_UP, API_UP = (samples("process_up", process) for process in (DRIVER, ENGINE_NODE, SERVER))
+HEAD_MEMORY, HEAD_TOTAL = (
+    f'ray_node_mem_{what}{{job="agent-rft-ray",ip="10.0.0.1",IsHeadNode="true"}}' for what in ("used", "total")
+)
 SPILLED = 'ray_spill_manager_objects_bytes{job="agent-rft-ray",NodeAddress="10.0.0.1",State="Spilled"}'
 
 Values = Callable[[float], float | None]
@@ -67,6 +75,8 @@ OF_THE_JOB: dict[str, Values] = {
     "groups_without_signal/all_right": always(5.0),
     "groups_without_signal/equal": always(5.0),
     "engine_replacements": always(0.0),
+    "learner_restarts": lambda m: float(m == 20),
+    "checkpoint_store_failures/copy": lambda m: float(m == 20),
     "engine/engine-0/ready": always(1.0),
     "engine/engine-1/ready": until(10, always(0.0), always(1.0)),
     "disk_total_bytes": always(1e12),
@@ -86,13 +96,19 @@ HEALTHY: dict[str, Values] = {
     "api_jobs/queued": always(2.0),
     "api_jobs/running": always(1.0),
     "api_jobs/failed": always(3.0),
+    "api_queue_age_s": always(600.0),
+    API_UP: always(1.0),
+    HEAD_MEMORY: always(3e10),
+    HEAD_TOTAL: always(6.4e10),
+    'ray_node_mem_used{job="agent-rft-ray",ip="10.0.0.2",IsHeadNode="false"}': always(6.3e10),
+    'ray_node_mem_total{job="agent-rft-ray",ip="10.0.0.2",IsHeadNode="false"}': always(6.4e10),
     DRIVER_UP: until(END, always(1.0)),
     ENGINE_UP: until(END, always(1.0)),
     UP_A: until(END, always(1.0), always(0.0)),
     UP_B: until(END, always(1.0), always(0.0)),
     UP_RAY: always(1.0),
     SPILLED: always(4e9),
-    'up{instance="a:44217",job="agent-rft-ray"}': always(0.0),  # Ray lists it, but without an autoscaler nobody has it
+    UP_AUTOSCALER: always(0.0),  # Ray lists it, but without an autoscaler nobody has it
     'up{instance="theirs:80",job="theirs"}': always(0.0),
     'up{instance="idle:9464",job="agent-rft"}': always(0.0),
     'ray_spill_manager_objects_bytes{job="theirs",NodeAddress="10.0.0.9",State="Spilled"}': ramp(0, 1e12),
@@ -133,6 +149,7 @@ def _waits_for_calls(ended: float) -> dict[str, Values]:
     }
 
 
+API_GONE = {name: until(START, values) for name, values in HEALTHY.items() if name.startswith("api_") or name == API_UP}
 WHOLE_CLUSTER_DOWN = {UP_A: changed(1, 0), UP_B: changed(1, 0), ENGINE_UP: GONE}
 LEARNED: dict[str, Values] = {
     "train_mean_reward": ramp(0.2, 0.98, end=150),
@@ -189,6 +206,29 @@ CASES = (
     Case("the node of an engine is down", {UP_B: changed(1, 0), ENGINE_UP: GONE}, {"TargetDown": "agent-rft"}),
     Case("Ray's metrics are down", {UP_RAY: changed(1, 0)}, {"TargetDown": "agent-rft-ray"}),
     Case("no job is started", {"api_jobs/running": changed(1, 0)}, {"QueueStands": "api"}),
+    Case("a job is queued for hours", {"api_queue_age_s": changed(600, 5 * 3600)}, {"QueuedForHours": "api"}),
+    Case("the API is gone while a job runs", API_GONE, {"ApiDown": "api"}),
+    Case(
+        "the head is gone while no job runs",
+        _ends("done", START - 60) | API_GONE | dict.fromkeys((UP_A, UP_B, ENGINE_UP, UP_RAY, UP_AUTOSCALER), GONE),
+        {"ApiDown": "api"},
+    ),
+    Case("the memory of the head is nearly used up", {HEAD_MEMORY: changed(3e10, 6e10)}, {"HeadMemory": None}),
+    Case(
+        "the learner restarts repeatedly",
+        {"learner_restarts": lambda m: float(m in (START, START + 10, START + 20))},
+        {"LearnerRestarts": "j"},
+    ),
+    Case(
+        "the checkpoint store fails",
+        {"checkpoint_store_failures/copy": lambda m: float(START <= m < START + 4)},
+        {"CheckpointStoreFails": "j"},
+    ),
+    Case(
+        "a tracker fails",
+        {"integration_failures/wandb": lambda m: None if m < START else float(m == START)},
+        {"TrackerFails": "j"},
+    ),
     Case("the server is idle", {"api_jobs/running": changed(1, 0), "api_jobs/queued": changed(2, 0)}),
     Case("an engine does not come back", {"engine/engine-1/ready": changed(1, 0)}, {"EnginesMissing": "j"}),
     Case("no checkpoint", {"checkpoint_age_s": lambda m: 60 * max(m - 150, m % 50)}, {"OldCheckpoint": "j"}),

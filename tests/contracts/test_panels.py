@@ -59,7 +59,8 @@ vllm:num_preemptions_total{job="ours",process="engine-0"} 0
 vllm:kv_cache_usage_perc{job="ours",process="engine-0"} 0.5
 vllm:prefix_cache_hits_total{job="ours",process="engine-0"} %(s)d
 vllm:prefix_cache_queries_total{job="ours",process="engine-0"} %(s)d
-ray_node_mem_used{job="agent-rft-ray",ip="ours"} 1e9
+ray_node_mem_used{job="agent-rft-ray",ip="ours",IsHeadNode="true"} 1e9
+ray_node_mem_total{job="agent-rft-ray",ip="ours",IsHeadNode="true"} 4e9
 ray_node_cpu_utilization{job="agent-rft-ray",ip="ours"} 50
 ray_object_store_used_memory{job="agent-rft-ray",NodeAddress="ours"} 1e9
 ray_object_store_available_memory{job="agent-rft-ray",NodeAddress="ours"} 3e9
@@ -189,6 +190,8 @@ def test_rays_exporter_has_these_metrics_of_gpus_with_these_labels() -> None:
     named = {name.removeprefix("ray_") for name in re.findall(r"^ray_\w+", GPUS, re.MULTILINE)}
     for name in named:
         assert set(METRICS_GAUGES[name].view.columns) == labels
+    for name in ("node_mem_used", "node_mem_total"):
+        assert {"ip", "IsHeadNode"} <= set(METRICS_GAUGES[name].view.columns)
 
 
 def test_the_newest_job_is_the_first_to_choose(history: tuple[Prometheus, float]) -> None:

@@ -140,6 +140,9 @@ _ACTORS: dict[str, Metric] = {
         "histogram",
         SECONDS,
     ),
+    "learner_restarts": _live(
+        "learner restarts", "restarts", "restarts of all learner ranks because one was lost", "counter"
+    ),
     "rank_s/<call>": _live(
         "time of learner ranks",
         "s",
@@ -169,6 +172,18 @@ _SERVER: dict[str, Metric] = {
         "time since the last checkpoint, or since training began: what a kill would lose; only during training",
     ),
     "checkpoint_bytes": _live("checkpoint size", "bytes", "size of the last checkpoint on disk"),
+    "checkpoint_store_failures/<action>": _live(
+        "failures of the checkpoint store",
+        "attempts",
+        "attempts to copy a checkpoint to the checkpoint store, or to remove old ones there, that failed",
+        "counter",
+    ),
+    "integration_failures/<integration>": _live(
+        "trackers that failed",
+        "trackers",
+        "trackers of the job that failed and get no more numbers, by type such as wandb",
+        "counter",
+    ),
     "events/<level>": _live("events", "events", "events reported to the user: info, warn, error", "counter"),
     "disk_free_bytes": _live("free disk space", "bytes", "free space on the disk of the run folder"),
     "disk_total_bytes": _live("disk size", "bytes", "size of the disk of the run folder"),
@@ -176,6 +191,9 @@ _SERVER: dict[str, Metric] = {
         "API request latency", "s", "time until the end of an API response", "histogram", SECONDS
     ),
     "api_jobs/<state>": _live("API jobs", "jobs", "jobs of the API server by state, such as queued and running"),
+    "api_queue_age_s": _live(
+        "age of the queue", "s", "time that the oldest queued job of the API server has been queued; 0 without one"
+    ),
 }
 
 LIVE_GROUPS: dict[str, dict[str, Metric]] = {

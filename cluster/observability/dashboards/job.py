@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from cluster.observability.alerts import DISCARDED, WITH_MISTAKES, alert
+from cluster.observability.alerts import DISCARDED, WITH_MISTAKES, alert, failed_trackers, store_failures
 from cluster.observability.dashboards.grafana import Dashboard, Panel, Query
 from cluster.observability.dashboards.queries import (
     ANNOTATIONS,
+    CHOSEN,
     JOBS,
     MetricQuery,
     distribution_of,
@@ -201,6 +202,21 @@ JOB_DASHBOARD = Dashboard(
                 panel(gauge("staleness_mean"), gauge("staleness_max"), title="Staleness", top=1),
                 panel(gauge("checkpoint_age_s"), alerts=("OldCheckpoint",)),
                 panel(gauge("checkpoint_bytes")),
+                Panel(
+                    "Failures of the checkpoint store in 30 minutes",
+                    (Query(store_failures(CHOSEN["job"]), "failures"),),
+                    top=1,
+                    about="Attempts to copy or remove a checkpoint there that failed.",
+                    alerts=(alert("CheckpointStoreFails"),),
+                ),
+                Panel(
+                    "Failed trackers",
+                    (Query(failed_trackers(CHOSEN["job"]), "{{integration}}"),),
+                    "none",
+                    top=1,
+                    about="Trackers of the job that get no more numbers.",
+                    alerts=(alert("TrackerFails"),),
+                ),
                 panel(rate_of("events/<level>", per="minute")),
             ),
         ),

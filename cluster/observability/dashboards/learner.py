@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from cluster.observability.dashboards.grafana import Dashboard
+from cluster.observability.alerts import alert, learner_restarts
+from cluster.observability.dashboards.grafana import Dashboard, Panel, Query
 from cluster.observability.dashboards.queries import (
     ANNOTATIONS,
+    CHOSEN,
     JOBS,
     STEPS,
     gauge,
@@ -27,6 +29,13 @@ LEARNER_DASHBOARD = Dashboard(
                 panel(gauge("learning_rate")),
                 panel(gauge("kl_start")),
                 panel(gauge("update_applied"), top=1),
+                Panel(
+                    "Learner restarts in an hour",
+                    (Query(learner_restarts(CHOSEN["job"]), "restarts"),),
+                    top=1,
+                    about="Restarts of all ranks because one was lost.",
+                    alerts=(alert("LearnerRestarts"),),
+                ),
             ),
         ),
         (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from cluster.observability.alerts import NEW_SPILLS, alert
 from cluster.observability.dashboards.grafana import Panel, Query
 from cluster.observability.dashboards.queries import CHOSEN, WINDOW
-from cluster.observability.promql import DCGM_TARGETS, RAY_TARGETS, rate, samples
+from cluster.observability.promql import DCGM_TARGETS, RAY_HEAD_MEMORY, RAY_TARGETS, rate, samples
 
 PROCESS = ("job", "process")
 JOB = f"{{{CHOSEN['job']}}}"
@@ -87,6 +87,13 @@ NODES = (
     ),
     Panel(
         "Memory in use by node", (Query(f"ray_node_mem_used{{{RAY}}}", "{{ip}}"),), "bytes", about="Reported by Ray."
+    ),
+    Panel(
+        "Memory in use on the head",
+        (Query(RAY_HEAD_MEMORY, "{{ip}}"),),
+        "percentunit",
+        about="Reported by Ray: the share of the node's memory, or of the container's limit.",
+        alerts=(alert("HeadMemory"),),
     ),
     Panel(
         "Object store in use by node",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.observability.alerts import API_REQUESTS, SERVER_ERROR, alert
+from cluster.observability.alerts import API_REQUESTS, SERVER_ERROR, alert, api
 from cluster.observability.dashboards.grafana import Dashboard, Panel, Query
 from cluster.observability.dashboards.libraries import SERVED
 from cluster.observability.dashboards.queries import WINDOW, max_of, panel, quantile_of, sum_of
@@ -61,6 +61,15 @@ SERVICE_DASHBOARD = Dashboard(
                     alerts=(alert("ServerErrors"),),
                 ),
                 panel(max_of("api_jobs/<state>", ("state",)), top=1, alerts=("QueueStands",)),
+                panel(max_of("api_queue_age_s"), alerts=("QueuedForHours",)),
+                Panel(
+                    "API running",
+                    (Query(api(), "API"),),
+                    "none",
+                    top=1,
+                    about="1: a replica of the API runs, 0: the last one is gone.",
+                    alerts=(alert("ApiDown"),),
+                ),
             ),
         ),
         ("Served models", SERVED),

@@ -12,7 +12,18 @@ from cluster.records.run_folder import RunFolder
 from cluster.run.metrics_sink import MetricsSink
 from tests.support.builders import group_request, rollout
 from tests.support.events import run_event
-from trainer.events import VALIDATION, CheckpointSaved, EngineReplaced, Evaluated, JobEnded, PhaseBegan, StepDone
+from trainer.events import (
+    VALIDATION,
+    CheckpointSaved,
+    CheckpointStoreFailed,
+    EngineReplaced,
+    Evaluated,
+    IntegrationFailed,
+    JobEnded,
+    LearnerRestarted,
+    PhaseBegan,
+    StepDone,
+)
 from trainer.types import Evaluation, Group, ToolCall, ToolResult, Turn
 
 
@@ -108,6 +119,18 @@ def test_the_end_of_a_job_is_counted_by_its_outcome(tmp_path: Path) -> None:
     sink.event(run_event(JobEnded(outcome="failed", error="the disk is full")))
     assert [samples(sink)[name] for name in series] == [0.0, 0.0, 1.0]
     assert "agent_rft_checkpoint_age_seconds" not in samples(sink)
+
+
+def test_failures_that_alerts_query_are_counted_from_0(tmp_path: Path) -> None:
+    sink = MetricsSink(None, tmp_path)
+    restarts, copies = "agent_rft_learner_restarts_total", "agent_rft_checkpoint_store_failures_total"
+    value = sink.recorder.registry.get_sample_value
+    assert (value(restarts), value(copies, {"action": "copy"})) == (0, 0)
+    sink.event(run_event(LearnerRestarted(cause="lost", times=1)))
+    sink.event(run_event(CheckpointStoreFailed(action="copy", cause="no room")))
+    sink.event(run_event(IntegrationFailed(integration="wandb", cause="failed", reason="refused")))
+    assert (value(restarts), value(copies, {"action": "copy"})) == (1, 1)
+    assert value("agent_rft_integration_failures_total", {"integration": "wandb"}) == 1
 
 
 def test_histograms_of_training_rollouts_begin_at_0_so_that_the_first_step_is_seen(tmp_path: Path) -> None:

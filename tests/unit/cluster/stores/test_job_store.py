@@ -191,9 +191,11 @@ def test_jobs_are_counted_for_every_state_including_empty_ones(jobs: JobsByStatu
     jobs.job("running")
     for _ in range(2):
         jobs.job("queued")
+        jobs.now += 30
     counts = jobs.store.live()
     assert all(metric_of(name) for name in counts)
     assert counts.pop("api_jobs/running") == 1 and counts.pop("api_jobs/queued") == 2
+    assert counts.pop("api_queue_age_s") == 60.0
     assert {"api_jobs/paused", "api_jobs/failed"} <= counts.keys() and set(counts.values()) == {0.0}
 
 
