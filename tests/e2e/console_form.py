@@ -38,7 +38,9 @@ def create_by_form(page: Any, request: Mapping[str, Any], rows: Path) -> str:
     page.get_by_role("link", name="New job").click()
     page.get_by_label("File with one JSON object a line").set_input_files(rows)
     page.get_by_label("model (required)").select_option(request["model"])
-    page.get_by_label("training_file (required)").select_option(request["training_file"])
+    files = page.get_by_label("training_file (required)")
+    files.locator("option:checked", has_text=rows.name).wait_for(state="attached")  # an upload is chosen when it ends
+    files.select_option(request["training_file"])
     page.get_by_role("tab", name="JSON").click()
     box = page.get_by_role("textbox", name="Request")
     assert json.loads(box.input_value())["training_file"] == request["training_file"]
