@@ -27,7 +27,8 @@ def loopback_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
     Ray's job client uses the proxy of the environment even for the cluster of this machine.
     """
-    name = "no_proxy" if environment.get("no_proxy") else "NO_PROXY"  # the first is read instead of the second
+    names = ("no_proxy", "NO_PROXY")  # the first is read instead of the second
+    name = next((name for name in names if environment.get(name)), names[-1])
     direct = environment.get(name, "")
     if direct.strip() != "*":  # which means all only if it stands alone
         direct = f"{direct},{LOOPBACK}" if direct else LOOPBACK

@@ -19,6 +19,7 @@ from cluster.preflight.prepare import prepare
 from cluster.preflight.space import Free
 from cluster.ray_cluster.job_status import STOP_WAIT
 from cluster.run import pre_stop
+from serve.cli.durations import seconds_of
 from serve.cli.main import app
 from tests.contracts.manifests import (
     CLUSTERS,
@@ -207,8 +208,9 @@ def test_a_job_is_retried_unless_it_is_invalid_and_its_run_folder_outlives_the_c
         assert spec["backoffLimit"] > 0 and spec["shutdownAfterJobFinishes"] is True
         assert spec["ttlSecondsAfterFinished"] <= 60  # until then its GPUs are idle
         assert spec["submissionMode"] == "HTTPMode"
-        *_, folder, refused = spec["entrypoint"].split()
-        assert refused == "--no-retry-refused"
+        *_, given, folder, waits, wait, refused = spec["entrypoint"].split()
+        assert (given, waits, refused) == ("--run-folder", "--wait-for-run", "--no-retry-refused")
+        assert seconds_of(wait, waits) >= 60, "as long as a stop of the job before may take"
         head = next(ray_pods(spec["rayClusterSpec"]))
         volumes = {volume["name"]: volume for volume in head.spec["volumes"]}
         (mount,) = [m for m in head.container["volumeMounts"] if Path(folder).is_relative_to(m["mountPath"])]

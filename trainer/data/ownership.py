@@ -254,8 +254,11 @@ def _create(path: Path) -> bool:
     """Make the first owner's folder; False if another process was faster."""
     path.mkdir(parents=True, exist_ok=True)
     unfinished, first = path / f".{_PREFIX}{secrets.token_hex(8)}", _folder(path, 1)
-    unfinished.mkdir()
-    (unfinished / HEARTBEAT).write_bytes(_content())
+    try:
+        unfinished.mkdir()
+        (unfinished / HEARTBEAT).write_bytes(_content())
+    except FileNotFoundError:  # another process, which wrote nothing, has just removed the folder
+        return False
     try:
         unfinished.rename(first)  # fails if it is there, because it is never empty
     except OSError:
@@ -305,10 +308,11 @@ def _take(path: Path, number: int) -> bool:
 def _owned(path: Path, number: int, names: Iterable[str], silence_s: float, *, clean: bool) -> Claim:
     at = _folder(path, number)
     if not clean:
-        for file in [entry for entry in at.iterdir() if entry.is_file() and entry.name != HEARTBEAT]:
+        for file in [entry for entry in at.iterdir() if entry.is_file()]:
             _replace_by_copy(file)
-    (at / HEARTBEAT).unlink()  # the owner before may have it open
-    (at / HEARTBEAT).write_bytes(_content())
+    own = at / f".{HEARTBEAT}"  # another file, because the owner before may have its own open; without one it is free
+    own.write_bytes(_content())
+    own.replace(at / HEARTBEAT)
     _link(path / CURRENT, at.name)
     for name in names:
         public = path / name
