@@ -718,6 +718,36 @@ class WorkStalled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointOutageBegan(Event):
+    """A tool, session server, grader or judge only fails: it gets a probe now and then, and all other calls wait.
+
+    Start the server or repair its URL. The job goes on after the next probe that succeeds, within a minute. Calls that
+    reach their deadline before are discarded with their rollouts, never graded 0.
+    """
+
+    LEVEL: ClassVar[Level] = "warn"
+
+    endpoint: str
+    """Its name, such as `tool 'search'`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointOutageEnded(Event):
+    """An endpoint answers again after an outage. Nothing to do."""
+
+    endpoint: str
+    """Its name, such as `tool 'search'`."""
+    began_at: float
+    """When it was first seen to be down, in Unix seconds; it ended at the time of the event, to a few seconds."""
+    seconds: float
+    """How long it was down."""
+    delayed_calls: int
+    """Calls that had to wait because of it."""
+    failed_calls: int
+    """Calls that ended without an answer meanwhile; their rollouts were discarded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutsStalled(Event):
     """No rollout has ended for a long time, although some are in flight: mostly a tool that answers slowly.
 

@@ -42,6 +42,7 @@ class Breaker:
         self._wait_s = FIRST_WAIT_S
         self._probe_at = 0.0
         self.is_open = False
+        self.times_opened = 0
         self.why = ""
         """The latest failure."""
 
@@ -78,6 +79,7 @@ class Breaker:
         self._failures += weight
         if not self.is_open and self._failures >= MAX_FAILURES:
             self.is_open = True
+            self.times_opened += 1
             self._wait_s = FIRST_WAIT_S
             self._plan_probe(now)
 

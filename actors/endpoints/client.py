@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -66,6 +66,7 @@ class _Call:
     queued_s: float = 0.0
     in_queue_since: float | None = None
     last: str = ""
+    identity: object = field(default_factory=object)
 
 
 class _TryAgain(Exception):
@@ -173,10 +174,11 @@ class EndpointClient:
         return answer
 
     def stats(self) -> dict[str, Any]:
-        """EndpointStats and the current limit, queue and breaker state, as plain values."""
+        """EndpointStats, the current limit, queue and breaker state, and counts of outages, as plain values."""
         gate = self._gate
         now = {"limit": gate.limit.now, "in_flight": gate.in_flight, "queued": gate.queued}
-        return {**self.counts.as_dict(), **now, "breaker": gate.breaker.state}
+        outages = {"outages": gate.breaker.times_opened, "delayed": gate.delayed}
+        return {**self.counts.as_dict(), **now, **outages, "breaker": gate.breaker.state}
 
     async def close(self) -> None:
         """Close the connections; calls in flight fail."""
@@ -252,7 +254,7 @@ class EndpointClient:
     async def _attempt(self, call: _Call, sent: asyncio.Event | None = None) -> HttpAnswer:
         """Wait for a permit, then send once."""
         call.in_queue_since = self._timing.clock()
-        permit = await self._gate.enter(call.lane, call.failures)
+        permit = await self._gate.enter(call.lane, call.failures, call.identity)
         call.in_queue_since = None
         call.queued_s += permit.queued_s
         self.counts.queued(permit.queued_s)

@@ -60,6 +60,7 @@ class _Waiter:
     permit: asyncio.Future[Permit]
     failures: int
     since: float
+    call: object
 
 
 class Sockets:
@@ -102,6 +103,9 @@ class Gate:
         self.breaker = breaker
         self.in_flight = 0
         self.queued = 0
+        self.delayed = 0
+        """Calls that have waited because the breaker was open; a call counts once an outage."""
+        self._delayed: set[object] = set()
         self._rate = rate
         self._sockets = sockets
         self._timing = timing
@@ -110,14 +114,20 @@ class Gate:
         self._alarm: asyncio.Task[None] | None = None
         self._alarm_at = math.inf
 
-    async def enter(self, lane: str, failures: int = 0) -> Permit:
-        """Wait for a permit. While the breaker is open, calls with the fewest `failures` are the first to probe."""
+    async def enter(self, lane: str, failures: int = 0, call: object = None) -> Permit:
+        """Wait for a permit. While the breaker is open, calls with the fewest `failures` are the first to probe.
+
+        `call` is the same in all attempts of a call; it is kept until an outage ends.
+        """
         now = self._timing.clock()
         if not self._lanes and self._wait_s(now) == 0 and self._sockets.take(self):
             return self._permit(now, now)
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), failures, now)
+        permit: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(permit, failures, now, permit if call is None else call)
         self._lanes.setdefault(lane, deque()).append(waiter)
         self.queued += 1
+        if self.breaker.is_open:
+            self._delay(waiter)
         self.let_in()
         try:
             return await waiter.permit
@@ -146,8 +156,14 @@ class Gate:
         if end in ALIVE:
             if self.breaker.succeeded():
                 self.limit.start_over()
+                self._delayed.clear()
         elif end is not RequestEnd.GIVEN_UP:
+            was_open = self.breaker.is_open
             self.breaker.failed(now, NO_CONNECTION if end is RequestEnd.NO_CONNECTION else 1, why)
+            if self.breaker.is_open and not was_open:
+                for waiters in self._lanes.values():
+                    for waiter in waiters:
+                        self._delay(waiter)
         self.in_flight -= 1
         self._sockets.give_back()
         if self._lanes:
@@ -179,6 +195,11 @@ class Gate:
                 self._sockets.give_back()
             else:
                 waiter.permit.set_result(self._permit(now, waiter.since))
+
+    def _delay(self, waiter: _Waiter) -> None:
+        if waiter.call not in self._delayed:
+            self._delayed.add(waiter.call)
+            self.delayed += 1
 
     def _wait_s(self, now: float) -> float:
         """How long no call may be admitted, in seconds; infinite if that is until a request ends."""

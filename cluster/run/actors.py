@@ -130,7 +130,7 @@ class RunActors:
         dog = Watchdog(self._watched, progress, self._emit, stage_deadlines_s=deadlines)
         self._watchdog = asyncio.create_task(dog.run())
         self._watchdog.add_done_callback(self._watchdog_ended)
-        self._now = NowFile(self._folder, dog, fleet)
+        self._now = NowFile(self._folder, dog, fleet, self._emit)
 
     async def _start_engines(
         self, fleet: Fleet, at_start: Container[int], beside: asyncio.Task[LearnerGroup] | None

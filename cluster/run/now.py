@@ -16,18 +16,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from actors.endpoints.stats import quantile_s
 from actors.rollout.fleet import EngineState
 from actors.runtime.watchdog import Seen
 from cluster.records.run_folder import RunFolder
+from cluster.run.endpoint_outages import EndpointOutages, Outage, Stats
+from trainer.protocols import Emit
 
 EVERY_S = 3.0
 WINDOW = 20
 """Latencies, calls and errors are those of so many of the last writes: a minute."""
-
-Stats = Mapping[str, Mapping[str, Any]]
 
 
 class Watching(Protocol):
@@ -45,19 +46,24 @@ class Engines(Protocol):
 
 
 class NowFile:
-    """Writes the file until `close`. `fleet` is None for a job without rollouts; `clock` returns Unix seconds."""
+    """Writes the file until `close`, and emits the outages of endpoints.
+
+    `fleet` is None for a job without rollouts; `clock` returns Unix seconds.
+    """
 
     def __init__(
         self,
         run: Path,
         watchdog: Watching,
         fleet: Engines | None,
+        emit: Emit,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._path = RunFolder(run).now
         self._watchdog = watchdog
         self._fleet = fleet
+        self._outages = EndpointOutages(emit)
         self._sleep = sleep
         self._clock = clock
         self._before: deque[tuple[float, Stats]] = deque(maxlen=WINDOW)
@@ -95,18 +101,30 @@ class NowFile:
         fleet, now = self._fleet, self._clock()
         stats: Stats = {} if fleet is None else await fleet.endpoint_stats()
         self._before.append((now, stats))
+        self._outages.observe(now, stats)
         return {
             "at": now,
             "engines": [] if fleet is None else [asdict(engine) for engine in fleet.engines()],
             "actors": [asdict(seen) for seen in self._watchdog.seen],
-            "endpoints": endpoints_now(self._before),
+            "endpoints": endpoints_now(self._before, self._outages.current),
         }
 
 
-def endpoints_now(before: Sequence[tuple[float, Stats]]) -> list[dict[str, Any]]:
+def endpoints_now(
+    before: Sequence[tuple[float, Stats]], outages: Mapping[str, Outage] = MappingProxyType({})
+) -> list[dict[str, Any]]:
     """The endpoints of the last stats; what has grown since the first ones is that of the time between them."""
     (began, first), (now, last) = before[0], before[-1]
-    return [_endpoint(name, values, first.get(name, {}), now - began) for name, values in sorted(last.items())]
+    return [
+        _endpoint(name, values, first.get(name, {}), now - began) | _outage(outages.get(name), values, now)
+        for name, values in sorted(last.items())
+    ]
+
+
+def _outage(outage: Outage | None, values: Mapping[str, Any], now: float) -> dict[str, Any]:
+    if outage is None:
+        return {"down_s": None, "delayed_calls": 0}
+    return {"down_s": now - outage.began_at, "delayed_calls": outage.delayed_calls(values)}
 
 
 def _endpoint(name: str, values: Mapping[str, Any], first: Mapping[str, Any], for_s: float) -> dict[str, Any]:

@@ -178,6 +178,11 @@ def _actor(event: e.Event) -> str:
             return f"{event.actor} answers again, after {event.silent_s:.0f} s"
         case e.WorkStalled():
             return f"{event.actor} has been in {event.stage} for {event.for_s:.0f} s"
+        case e.EndpointOutageBegan():
+            return f"{event.endpoint} is down: it only receives probes, and all other calls wait"
+        case e.EndpointOutageEnded():
+            effect = f"{event.delayed_calls} calls were delayed, {event.failed_calls} failed"
+            return f"{event.endpoint} is up again after {event.seconds:.0f} s; {effect}"
         case e.RolloutsStalled():
             longest = _list(event.longest) or "waiting for an engine"
             return f"no rollout has ended for {event.idle_s:.0f} s, {event.num_in_flight} are in flight: {longest}"

@@ -116,6 +116,7 @@ def test_a_page_asks_again_when_a_busy_server_said_to(opened: Open, site: Site) 
 
 def test_the_fleet_says_who_waits_for_whom(opened: Open, site: Site) -> None:
     endpoint = {"limit": 8, "in_flight": 2, "queued": 5, "breaker": "open", "calls": 9, "failed": 1, "retries": 2}
+    endpoint |= {"name": "tool 'search'", "down_s": 20.0, "delayed_calls": 64}
     recent = {"recent_s": 60.0, "recent_calls": 4, "recent_errors": {"timeout": 3}, "errors": {"timeout": 3}}
     state = {
         "at": time.time(),
@@ -124,13 +125,15 @@ def test_the_fleet_says_who_waits_for_whom(opened: Open, site: Site) -> None:
             {"name": "engine-0", "doing": [{"trace_id": "trace_1", "stage": "grading", "for_s": 9.0}], "silent_s": 0.0},
             {"name": "learner rank 0", "doing": [], "silent_s": 0.0},
         ],
-        "endpoints": [{"name": "tool 'search'"} | endpoint | recent | {"latency_p50_s": 0.2, "latency_p95_s": None}],
+        "endpoints": [endpoint | recent | {"latency_p50_s": 0.2, "latency_p95_s": None}],
     }
     RunFolder(site.folder / "runs" / site.job).now.write_text(json.dumps(state))
     page = opened(f"#/fleet?job={site.job}")
     page.get_by_text("The learner waits for the rollouts of the next batch; 3 are in flight.").wait_for()
     for text in ("Rollouts wait for the grader, the longest for 9 s.", "tool 'search' fails", "timeout 3", "200 ms"):
         assert page.get_by_text(text).first.is_visible(), text
+    assert page.get_by_text("down for 20 s, 64 calls delayed").is_visible()
+    assert page.get_by_text("none", exact=True).count() == 0
     with state_of(site) as server:
         store = JobStore(server.database)
         for left_running in store.with_status("running"):  # by tests of other files

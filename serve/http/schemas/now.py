@@ -48,6 +48,10 @@ class EndpointNow(ResponseBody):
     """Requests that wait for their turn."""
     breaker: Literal["closed", "half_open", "open"]
     """open: it fails, so it gets only an occasional probe."""
+    down_s: float | None = None
+    """How long it has been down: its breaker is not closed; null: it is up."""
+    delayed_calls: int = 0
+    """Calls that have had to wait because it is down."""
     calls: int
     failed: int
     retries: int

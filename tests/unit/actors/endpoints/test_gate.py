@@ -161,6 +161,27 @@ async def test_waits_of_an_open_breaker_have_jitter() -> None:
     assert (await one.enter("a")).sent == pytest.approx(0.8)
 
 
+async def test_call_counts_once_as_delayed_however_often_it_waits_during_an_outage() -> None:
+    one = gate(1, FakeTime().timing())
+    await fail(one, MAX_FAILURES - 1)
+    held = await one.enter("a")
+    waiting = [asyncio.create_task(one.enter("a", call=f"call {i}")) for i in range(3)]
+    await settle()
+    assert one.delayed == 0
+    one.leave(held, RequestEnd.FAILED, "HTTP 500")
+    assert (one.breaker.times_opened, one.delayed) == (1, 3)
+    for waiter in waiting:
+        one.leave(await waiter, RequestEnd.FAILED, "HTTP 500")
+    again = [asyncio.create_task(one.enter("a", 1, f"call {i}")) for i in range(4)]
+    await settle()
+    assert (one.breaker.times_opened, one.delayed) == (1, 4)
+    for waiter in again:
+        one.leave(await waiter, RequestEnd.ANSWERED)
+    await fail(one, MAX_FAILURES)
+    one.leave(await one.enter("a", call="call 0"), RequestEnd.ANSWERED)
+    assert (one.breaker.times_opened, one.delayed) == (2, 5)
+
+
 async def test_five_attempts_without_a_connection_are_enough() -> None:
     one = gate(100, FakeTime().timing())
     await fail(one, MAX_FAILURES // NO_CONNECTION, RequestEnd.NO_CONNECTION)

@@ -78,6 +78,7 @@ async def test_an_outage_of_a_minute_loses_no_call_of_many(connect: Connect) -> 
     assert len(server.received) < 64 * 3
     stats = client.stats()
     assert (stats["answered"], stats["failed"], stats["breaker"]) == (64, 0, "closed")
+    assert stats["outages"] == 1 and 32 < stats["delayed"] <= 64
 
 
 @pytest.mark.parametrize("status", [500, 503])

@@ -15,7 +15,10 @@ from actors.endpoints.stats import EndpointStats, quantile_s
 from actors.rollout.fleet import EngineState
 from actors.runtime.in_flight import Doing
 from actors.runtime.watchdog import Seen
+from cluster.run.endpoint_outages import EndpointOutages
 from cluster.run.now import NowFile, endpoints_now
+from cluster.views.sentences import sentence
+from trainer.events import EndpointOutageBegan, EndpointOutageEnded, Event
 from trainer.metrics.metric import SECONDS
 
 ENGINE = EngineState("engine-0", "ready", 3)
@@ -27,7 +30,7 @@ def stats(latencies_s: list[float], breaker: str = "closed", **errors: int) -> d
     for latency_s in latencies_s:
         counted.took(latency_s)
     counted.errors.update(errors)
-    now = {"limit": 8, "in_flight": 2, "queued": 1, "breaker": breaker}
+    now = {"limit": 8, "in_flight": 2, "queued": 1, "breaker": breaker, "outages": 0, "delayed": 0}
     return {"tool 'search'": {**counted.as_dict(), **now}}
 
 
@@ -61,7 +64,7 @@ def ticks() -> tuple[asyncio.Queue[None], Callable[[float], Awaitable[None]]]:
 
 async def test_the_file_has_what_all_processes_do_and_goes_with_them(tmp_path: Path) -> None:
     begun, sleep = ticks()
-    now = NowFile(tmp_path, Dog(), Fleet(), sleep, lambda: 1_000.0)
+    now = NowFile(tmp_path, Dog(), Fleet(), print, sleep, lambda: 1_000.0)
     await begun.get()
     found = json.loads((tmp_path / "now.json").read_text())
     assert found["at"] == 1_000.0 and found["engines"] == [{"name": "engine-0", "state": "ready", "rollouts": 3}]
@@ -74,11 +77,11 @@ async def test_the_file_has_what_all_processes_do_and_goes_with_them(tmp_path: P
 
 async def test_a_job_without_rollouts_has_its_learner_only_and_a_missing_folder_ends_nothing(tmp_path: Path) -> None:
     begun, sleep = ticks()
-    now = NowFile(tmp_path / "gone", Dog(), None, sleep)
+    now = NowFile(tmp_path / "gone", Dog(), None, print, sleep)
     await begun.get()
     await now.close()
     begun, sleep = ticks()
-    now = NowFile(tmp_path, Dog(), None, sleep)
+    now = NowFile(tmp_path, Dog(), None, print, sleep)
     await begun.get()
     found = json.loads((tmp_path / "now.json").read_text())
     assert (found["engines"], found["endpoints"], len(found["actors"])) == ([], [], 1)
@@ -92,11 +95,58 @@ async def test_a_write_that_is_under_way_at_the_end_leaves_no_file(tmp_path: Pat
         async def at_once(seconds: float, written: asyncio.Event = written) -> None:
             written.set()
 
-        now = NowFile(tmp_path, Dog(), Fleet(), at_once)
+        now = NowFile(tmp_path, Dog(), Fleet(), print, at_once)
         await written.wait()
         await now.close()
     await asyncio.get_running_loop().shutdown_default_executor()  # waits for its threads
     assert os.listdir(tmp_path) == []
+
+
+async def test_outage_of_an_endpoint_is_two_events_and_in_the_file_meanwhile(tmp_path: Path) -> None:
+    fleet, times, events = Fleet(), iter((1_000.0, 1_003.0, 1_006.0, 1_023.0)), list[Event]()
+    begun, going_on = asyncio.Queue[None](), asyncio.Queue[None]()
+
+    async def sleep(seconds: float) -> None:
+        begun.put_nowait(None)
+        await going_on.get()
+
+    async def look(breaker: str, **counts: int) -> Any:
+        fleet.stats = {name: values | counts | {"breaker": breaker} for name, values in fleet.stats.items()}
+        going_on.put_nowait(None)
+        await begun.get()
+        return json.loads((tmp_path / "now.json").read_text())["endpoints"][0]
+
+    now = NowFile(tmp_path, Dog(), fleet, events.append, sleep, lambda: next(times))
+    await begun.get()
+    first = await look("open", outages=1, delayed=30)
+    assert (first["down_s"], first["delayed_calls"]) == (0.0, 30)
+    second = await look("half_open", delayed=64)
+    assert (second["down_s"], second["delayed_calls"]) == (3.0, 64)
+    last = await look("closed", failed=2)
+    assert (last["down_s"], last["delayed_calls"]) == (None, 0)
+    await now.close()
+    search = "tool 'search'"
+    ended = EndpointOutageEnded(endpoint=search, began_at=1_003.0, seconds=20.0, delayed_calls=64, failed_calls=2)
+    assert events == [EndpointOutageBegan(endpoint=search), ended]
+    assert sentence(ended) == "tool 'search' is up again after 20 s; 64 calls were delayed, 2 failed"
+
+
+def test_outage_between_two_looks_is_reported_and_a_new_process_is_not_one() -> None:
+    events = list[Event]()
+    outages = EndpointOutages(events.append)
+
+    def look(now: float, outages_so_far: int, delayed: int) -> None:
+        counts = {"outages": outages_so_far, "delayed": delayed}
+        outages.observe(now, {name: values | counts for name, values in stats([0.2]).items()})
+
+    look(100.0, 3, 10)
+    events.clear()
+    look(103.0, 4, 15)
+    began, ended = events
+    assert isinstance(began, EndpointOutageBegan) and isinstance(ended, EndpointOutageEnded)
+    assert (ended.began_at, ended.seconds, ended.delayed_calls) == (100.0, 3.0, 5)
+    look(106.0, 0, 0)  # its dispatcher has started again
+    assert len(events) == 2
 
 
 def test_recent_values_are_those_of_the_time_between_the_first_and_the_last_look() -> None:

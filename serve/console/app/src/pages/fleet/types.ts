@@ -27,6 +27,8 @@ export interface Endpoint {
   in_flight: number;
   queued: number;
   breaker: "closed" | "half_open" | "open";
+  down_s: number | null;
+  delayed_calls: number;
   calls: number;
   failed: number;
   retries: number;
