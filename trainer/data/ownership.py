@@ -15,6 +15,7 @@ renamed folder stays visible under its old name, such as NFS with cached names, 
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Self
 
 from trainer.data.durable import sync_to_disk
-from trainer.errors import RftError
+from trainer.errors import RftError, UserError
 
 SILENCE_S = 15.0
 """After so many seconds without a change of the heartbeat its owner counts as gone."""
@@ -45,6 +46,7 @@ TOLD_EVERY_S = 60.0
 HEARTBEAT = "heartbeat"
 CURRENT = "current"
 _PREFIX, _DIGITS = "owner-", 6
+_UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV, errno.EINVAL)
 _COUNTER = 20
 """Digits of the counter at the start of a heartbeat; the rest describes the owner."""
 
@@ -57,6 +59,15 @@ class FolderOwned(RftError):
 
 class FolderLost(RftError):
     """Another process has taken over the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The operations on a folder that a file system may lack, or answer with what it knew before."""
+
+    listdir: Callable[[Path], list[str]] = os.listdir
+    rename: Callable[[Path, Path], object] = os.rename
+    symlink: Callable[[str, Path], object] = os.symlink
 
 
 def silence_s(environment: Mapping[str, str] = os.environ) -> float:
@@ -162,6 +173,7 @@ def claim(
     silence_s: float = SILENCE_S,
     pause: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
+    disk: Disk = Disk(),
 ) -> Claim:
     """Become the owner of a folder, which is created if it does not exist.
 
@@ -172,27 +184,49 @@ def claim(
 
     Raises:
         FolderOwned: The owner is alive, and has not ended within `wait_s`.
-        OSError: The folder cannot be written.
+        UserError: The folder cannot be written, or its file system cannot rename folders or make links.
     """
+    try:
+        return _claimed(path, names, wait_s, remedy, tell, silence_s, pause, clock, disk)
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            what = "its file system cannot rename a folder or make a symbolic link, as a mounted bucket"
+            raise UserError(
+                f"{path}: {what} ({error.strerror}); use a local disk or a shared one such as NFS"
+            ) from error
+        raise UserError(f"cannot write to {path}: {error.strerror}") from error
+
+
+def _claimed(
+    path: Path,
+    names: Iterable[str],
+    wait_s: float,
+    remedy: str,
+    tell: Tell,
+    silence_s: float,
+    pause: Callable[[float], None],
+    clock: Callable[[], float],
+    disk: Disk,
+) -> Claim:
     began = changed = clock()
     told_alive, told_silent = -math.inf, False
     first: _Seen | None = None
     seen: _Seen | None = None
     while True:
-        now = _look(path)
+        now = _look(path, disk)
         if now is None:
-            if _create(path):
-                return _owned(path, 1, names, silence_s, clean=True)
+            if _create(path, disk):
+                return _owned(path, 1, names, silence_s, disk, clean=True)
         elif now.beat is None:
-            if _announce(path, now.number) and _take(path, now.number):
-                return _owned(path, now.number + 1, names, silence_s, clean=True)
+            if _announce(path, now.number) and _take(path, now.number, disk):
+                return _owned(path, now.number + 1, names, silence_s, disk, clean=True)
         else:
             if now != seen:
                 first, seen, changed = first or now, now, clock()
             is_alive, waited, silent = now != first, clock() - began, clock() - changed
             if silent >= silence_s:
-                if _take(path, now.number):
-                    return _owned(path, now.number + 1, names, silence_s, clean=False)
+                if _take(path, now.number, disk):
+                    return _owned(path, now.number + 1, names, silence_s, disk, clean=False)
             elif silent > SURE_AFTER * BEAT_S and not told_silent:
                 told_silent = True
                 tell(f"{path}: waiting {silence_s:g} s for a sign of {_described(now.beat)}, which has not ended it")
@@ -227,9 +261,9 @@ def _folder(path: Path, number: int) -> Path:
     return path / f"{_PREFIX}{number:0{_DIGITS}d}"
 
 
-def _numbers(path: Path) -> list[int]:
+def _numbers(path: Path, disk: Disk) -> list[int]:
     try:
-        names = os.listdir(path)
+        names = disk.listdir(path)
     except FileNotFoundError:
         return []
     return sorted(int(name.removeprefix(_PREFIX)) for name in names if _is_owners(name))
@@ -239,8 +273,8 @@ def _is_owners(name: str) -> bool:
     return name.startswith(_PREFIX) and name.removeprefix(_PREFIX).isdecimal()
 
 
-def _look(path: Path) -> _Seen | None:
-    numbers = _numbers(path)
+def _look(path: Path, disk: Disk) -> _Seen | None:
+    numbers = _numbers(path, disk)
     if not numbers:
         return None
     try:
@@ -250,7 +284,7 @@ def _look(path: Path) -> _Seen | None:
     return _Seen(numbers[-1], beat)
 
 
-def _create(path: Path) -> bool:
+def _create(path: Path, disk: Disk) -> bool:
     """Make the first owner's folder; False if another process was faster."""
     path.mkdir(parents=True, exist_ok=True)
     unfinished, first = path / f".{_PREFIX}{secrets.token_hex(8)}", _folder(path, 1)
@@ -260,13 +294,13 @@ def _create(path: Path) -> bool:
     except FileNotFoundError:  # another process, which wrote nothing, has just removed the folder
         return False
     try:
-        unfinished.rename(first)  # fails if it is there, because it is never empty
-    except OSError:
+        disk.rename(unfinished, first)  # fails if it is there, because it is never empty
+    except OSError as error:
         shutil.rmtree(unfinished)
-        if not _numbers(path):
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         return False
-    if (path / CURRENT).is_symlink() or _numbers(path) != [1]:  # it was there, and was renamed meanwhile
+    if (path / CURRENT).is_symlink():  # it was there, and was renamed meanwhile
         first.rename(unfinished)
         shutil.rmtree(unfinished)
         return False
@@ -296,16 +330,16 @@ def _announce(path: Path, number: int) -> bool:
     return True
 
 
-def _take(path: Path, number: int) -> bool:
+def _take(path: Path, number: int, disk: Disk) -> bool:
     """Rename owner-N to owner-(N+1); False if another process was faster."""
     try:
-        _folder(path, number).rename(_folder(path, number + 1))
+        disk.rename(_folder(path, number), _folder(path, number + 1))
     except FileNotFoundError:
         return False
     return True
 
 
-def _owned(path: Path, number: int, names: Iterable[str], silence_s: float, *, clean: bool) -> Claim:
+def _owned(path: Path, number: int, names: Iterable[str], silence_s: float, disk: Disk, *, clean: bool) -> Claim:
     at = _folder(path, number)
     if not clean:
         for file in [entry for entry in at.iterdir() if entry.is_file()]:
@@ -313,13 +347,13 @@ def _owned(path: Path, number: int, names: Iterable[str], silence_s: float, *, c
     own = at / f".{HEARTBEAT}"  # another file, because the owner before may have its own open; without one it is free
     own.write_bytes(_content())
     own.replace(at / HEARTBEAT)
-    _link(path / CURRENT, at.name)
+    _link(path / CURRENT, at.name, disk)
     for name in names:
         public = path / name
         if public.exists() and not public.is_symlink():
             public.rename(at / name)
-        _link(public, f"{CURRENT}/{name}")
-    for older in _numbers(path)[:-1]:  # made by an owner before that did not know yet that it was one no more
+        _link(public, f"{CURRENT}/{name}", disk)
+    for older in _numbers(path, disk)[:-1]:  # made by an owner before that did not know yet that it was one no more
         shutil.rmtree(_folder(path, older), ignore_errors=True)
     sync_to_disk(path)
     return Claim(path, number, min(BEAT_S, silence_s / 7.5))
@@ -332,11 +366,11 @@ def _replace_by_copy(file: Path) -> None:
     copy.replace(file)
 
 
-def _link(link: Path, target: str) -> None:
+def _link(link: Path, target: str, disk: Disk) -> None:
     if link.is_symlink() and os.readlink(link) == target:
         return
     new = link.with_name(f".{link.name}.{secrets.token_hex(4)}")
-    new.symlink_to(target)
+    disk.symlink(target, new)
     new.replace(link)
 
 

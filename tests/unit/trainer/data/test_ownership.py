@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from trainer.data.ownership import (
     CURRENT,
     HEARTBEAT,
     Claim,
+    Disk,
     FolderLost,
     FolderOwned,
     claim,
@@ -23,7 +25,7 @@ from trainer.data.ownership import (
     lasting,
     silence_s,
 )
-from trainer.errors import RftError
+from trainer.errors import RftError, UserError
 
 NAMES = ("events.jsonl", "journal")
 
@@ -230,8 +232,41 @@ def test_what_an_owner_before_makes_again_is_removed(claims: list[Claim], tmp_pa
 
 def test_a_folder_that_cannot_be_written_says_so(claims: list[Claim], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(NotADirectoryError):
+    with pytest.raises(UserError, match=r"cannot write to .*/file/run: Not a directory"):
         claimed(claims, tmp_path / "file" / "run")
+
+
+def unsupported(*_: object) -> None:
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+
+@pytest.mark.parametrize("disk", [Disk(rename=unsupported), Disk(symlink=unsupported)])
+def test_a_file_system_without_renames_or_links_is_refused_with_the_fix(tmp_path: Path, disk: Disk) -> None:
+    with pytest.raises(UserError, match=r"rename a folder .*, as a mounted bucket; use a local disk"):
+        claim(tmp_path / "run", NAMES, disk=disk)
+
+
+@pytest.mark.parametrize(("is_first", "knew"), [(True, []), (False, []), (False, ["owner-000001"])])
+def test_an_old_list_of_the_folder_never_makes_a_second_owner(
+    claims: list[Claim], tmp_path: Path, is_first: bool, knew: list[str]
+) -> None:
+    """NFS may list a folder as it was a while ago. Of names that are looked up it tells the truth."""
+    if not is_first:
+        claimed(claims, tmp_path)
+        (claims[0].at / "events.jsonl").write_text("")
+        claims[0].release()
+    owner = claimed(claims, tmp_path, silence_s=10_000.0)
+    counts = iter(range(1, 10**6))
+
+    def beats() -> None:
+        (owner.at / HEARTBEAT).write_bytes(f"{next(counts):020d} {{}}".encode())
+
+    time = Time(beats)
+    disk = Disk(listdir=lambda path: os.listdir(path) if time.now > 20 else knew)
+    with pytest.raises(FolderOwned):
+        claim(tmp_path, NAMES, tell=[].append, pause=time.pause, clock=time.clock, disk=disk)
+    assert 20 < time.now < 25, "it has to see the owner"
+    owner.check()
 
 
 def test_the_seconds_of_silence_can_be_set() -> None:
