@@ -190,10 +190,8 @@ def claim(
         return _claimed(path, names, wait_s, remedy, tell, silence_s, pause, clock, disk)
     except OSError as error:
         if error.errno in _UNSUPPORTED:
-            what = "its file system cannot rename a folder or make a symbolic link, as a mounted bucket"
-            raise UserError(
-                f"{path}: {what} ({error.strerror}); use a local disk or a shared one such as NFS"
-            ) from error
+            what = f"its file system cannot rename a folder or make a symbolic link ({error.strerror})"
+            raise UserError(f"{path}: {what}, as a mounted bucket; use a local disk or NFS") from error
         raise UserError(f"cannot write to {path}: {error.strerror}") from error
 
 
