@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import openai
 import psutil
 import pytest
 
+from tests.e2e.command import AGENT_RFT
 from tests.support.fakes_http import unused_port
 
 START_S = 120.0
@@ -30,17 +30,23 @@ def serve(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def command(folder: Path, port: int) -> list[str]:
-    return [sys.executable, "-m", "serve.cli.main", "serve", "--folder", str(folder), "--port", str(port)]
+    return [AGENT_RFT, "serve", "--folder", str(folder), "--port", str(port)]
 
 
 def start(folder: Path, port: int = 0, metrics_port: int = 0) -> tuple[subprocess.Popen[str], str, str]:
-    """Returns the process, the key that it printed (only at a folder's first start) and its URL."""
+    """Returns the process, the key that it printed (only at a folder's first start) and its URL.
+
+    It starts in a folder with a user's own modules, which have the names of our packages.
+    """
+    for name in ("trainer", "actors", "cluster", "serve"):
+        (folder / f"{name}.py").write_text("raise ImportError('not ours')\n")
     scratch = folder.parent / "a-temporary-folder-with-a-long-path-as-on-slurm"
     scratch.mkdir(exist_ok=True)
     environment = {**os.environ, "AGENT_RFT_METRICS_PORT": str(metrics_port), "TMPDIR": str(scratch)}
     environment.pop("AGENT_RFT_METRICS_HOST", None)
     process = subprocess.Popen(
         command(folder, port),
+        cwd=folder,
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
