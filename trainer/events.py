@@ -203,6 +203,39 @@ class CheckpointSaved(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointIntervalChanged(Event):
+    """Writing a checkpoint takes longer than `checkpoint_interval.minutes`, or no longer does, so they change.
+
+    Else training would wait for the disk. A loss costs up to `minutes` of training: use a faster disk for the run
+    folder, or a layout with fewer bytes to write (LoRA).
+    """
+
+    LEVEL: ClassVar[Level] = "warn"
+
+    minutes: float
+    """Minutes between checkpoints from now on: twice the time of a write, or those of the job."""
+    was: float
+    """Minutes before."""
+    write_s: float
+    """How long writing the last checkpoint took."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingWaitedForCheckpoint(Event):
+    """Writing a checkpoint takes longer than the steps of `checkpoint_interval`, which is kept: training waits.
+
+    It is reported once. Raise `cluster.checkpoint_interval.steps` (a resumed job may change it), or use a faster disk.
+    """
+
+    LEVEL: ClassVar[Level] = "warn"
+
+    steps: int
+    """The interval in steps."""
+    waited_s: float
+    """How long training waited."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyStopped(Event):
     """Training ended before its last step, since the validations of `early_stop.patience` brought no gain.
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from actors.runtime.calls import ask
 from actors.weights.layout import MAX_BUCKET_BYTES
-from actors.weights.sync import SYNC_TIMEOUT_S, Published, WeightSource, WeightSync
+from actors.weights.sync import MIN_SYNC_TIMEOUT_S, Published, WeightSource, WeightSync, sync_timeout_s
 from trainer.errors import EngineFailed
 
 
@@ -64,7 +64,10 @@ class BroadcastSync(WeightSync):
         if not workers or not await self._formed(workers):
             return await super().deliver(published, workers)
         layouts = [layout for _, layout in published.buckets]
-        receiving = [_settled(_asked(worker.receive.remote(published.version, layouts))) for worker in workers]
+        timeout_s = sync_timeout_s(published.num_bytes, len(workers))
+        receiving = [
+            _settled(_asked(worker.receive.remote(published.version, layouts), timeout_s)) for worker in workers
+        ]
         failure, *loaded = await asyncio.gather(_settled(self._send(published)), *receiving)
         if failure is not None or any(isinstance(outcome, EngineFailed) for outcome in loaded):
             self._members = []
@@ -90,8 +93,8 @@ class BroadcastSync(WeightSync):
             await self._sender.send(bucket)
 
 
-async def _asked(ref: Any) -> Any:
-    return await ask(ref, "an engine", EngineFailed, SYNC_TIMEOUT_S)
+async def _asked(ref: Any, timeout_s: float = MIN_SYNC_TIMEOUT_S) -> Any:
+    return await ask(ref, "an engine", EngineFailed, timeout_s)
 
 
 async def _settled(work: Awaitable[Any]) -> Any:

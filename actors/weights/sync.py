@@ -18,7 +18,14 @@ from actors.weights.checksum import MASK
 from actors.weights.layout import MAX_BUCKET_BYTES, Layout, Loaded, num_bytes
 from trainer.errors import EngineFailed, LearnerFailed
 
-SYNC_TIMEOUT_S = 600.0
+MIN_SYNC_TIMEOUT_S = 600.0
+MIN_SYNC_BYTES_PER_S = 50e6
+"""The slowest transfer to one engine that counts as working; others may have to wait for it on the same network."""
+
+
+def sync_timeout_s(num_bytes: int, num_engines: int) -> float:
+    """Return how long loading `num_bytes` of weights may take while `num_engines` load them."""
+    return max(MIN_SYNC_TIMEOUT_S, num_bytes * num_engines / MIN_SYNC_BYTES_PER_S)
 
 
 class WeightsLost(LearnerFailed):
@@ -105,16 +112,17 @@ class WeightSync:
 
     async def deliver(self, published: Published, workers: Sequence[Any]) -> list[float | EngineFailed]:
         """Load `published` into each worker; returns each one's pause in seconds, or its failure."""
-        return await asyncio.gather(*(self.catch_up(published, worker) for worker in workers))
+        return await asyncio.gather(*(self.catch_up(published, worker, len(workers)) for worker in workers))
 
-    async def catch_up(self, published: Published, worker: Any) -> float | EngineFailed:
-        """Load `published` into one worker, at any time.
+    async def catch_up(self, published: Published, worker: Any, num_engines: int = 1) -> float | EngineFailed:
+        """Load `published` into one worker, at any time, while `num_engines` load it.
 
         Raises:
             WeightsLost: The buckets are gone, with the learner's process that gathered them.
         """
+        timeout_s = sync_timeout_s(published.num_bytes, num_engines)
         try:
-            async with asyncio.timeout(SYNC_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 for ref, layout in published.buckets:
                     await ask(worker.stage.remote(ref, layout), "an engine", EngineFailed)
                 loaded: Loaded = await ask(worker.swap.remote(published.version), "an engine", EngineFailed)
@@ -126,7 +134,7 @@ class WeightSync:
         except EngineFailed as error:
             return error
         except TimeoutError:
-            return EngineFailed(f"an engine did not load version {published.version} within {SYNC_TIMEOUT_S:g} s")
+            return EngineFailed(f"an engine did not load version {published.version} within {timeout_s:.0f} s")
         return self.compared(published, loaded)
 
     def compared(self, published: Published, loaded: Loaded) -> float | EngineFailed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from cluster.planning.node_sizes import at_least
 from cluster.planning.nodes import HEADROOM, Node
 from cluster.planning.placement import RECORDED, Assignment, Placement, Request, Settings, size
 from cluster.planning.plan import plan_of
-from cluster.planning.stop_time import ASSUMED_WRITE_BYTES_PER_S, StopTime
+from cluster.planning.stop_time import ASSUMED_WRITE_BYTES_PER_S, StopTime, interval_warnings
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job_file import read_job
 from trainer.spec.lora import LoraSpec
@@ -61,6 +62,9 @@ def print_planned(console: Console, request: Request, *, smallest: bool, as_json
     settings = _settings_of(request, plan.placement) if smallest and plan.fits else None
     estimate = estimate_of(request, plan) if plan.fits else None
     stop = stop_time_of(request, plan.placement.lora, estimate)
+    if stop is not None and estimate is not None:
+        slow = interval_warnings(request.job.cluster.checkpoint_interval, stop.checkpoint_s, estimate.step_s)
+        plan = replace(plan, warnings=(*plan.warnings, *slow))
     if as_json:
         found = plan_as_json(plan, estimate, stop) | ({"smallest": settings} if smallest else {})
         console.print(json.dumps(found), highlight=False, markup=False, soft_wrap=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from actors.learner.sizes import STATE_BYTES
+from trainer.errors import Problem
+from trainer.spec.job import CheckpointInterval
 
 CHECKPOINT_BYTES_PER_PARAMETER = STATE_BYTES + 4
 """At most: the optimizer's state, and the weights in float32 (2 bytes in bfloat16)."""
@@ -16,6 +19,27 @@ SPARE_S = 20.0
 """Ends actors and writes the report."""
 TO_KILL_S = 30
 """What a pod gets beyond the run's own time, for Ray's processes."""
+
+
+def interval_warnings(interval: CheckpointInterval, checkpoint_s: float, step_s: float | None) -> Iterator[Problem]:
+    """A warning for each part of the interval that is shorter than writing a checkpoint takes.
+
+    Args:
+        interval: The interval of the job.
+        checkpoint_s: Seconds to write a checkpoint.
+        step_s: Seconds of a step; None if unknown.
+    """
+    place, fitting = "cluster.checkpoint_interval", interval.for_writes(checkpoint_s)
+    takes = f"writing a checkpoint takes about {checkpoint_s:.0f} s"
+    if fitting.minutes != interval.minutes:
+        apart = f"checkpoints will be {fitting.minutes:.1f} minutes apart"
+        message = f"{takes}, longer than {interval.minutes:g} minutes: {apart}"
+        yield Problem("slow_checkpoints", f"{place}.minutes", message, "use a faster disk for the run folder, or LoRA")
+    if interval.steps is not None and step_s and checkpoint_s > interval.steps * step_s:
+        steps = "a step" if interval.steps == 1 else f"{interval.steps} steps"
+        message = f"{takes}, longer than {steps} of about {step_s:.0f} s: training will wait for each"
+        remedy = f"set it to {math.ceil(2 * checkpoint_s / step_s)} or more, or to null"
+        yield Problem("slow_checkpoints", f"{place}.steps", message, remedy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,12 +11,13 @@ from typing import Any
 from actors.grading.factory import graders_of
 from actors.grading.python_nodes import check_sandbox
 from cluster.planning.context import context_of, context_problems
+from cluster.planning.estimate import Estimate, estimate_of
 from cluster.planning.layout import ClusterPlan, lay_out_on_free
 from cluster.planning.model_folder import find_model
 from cluster.planning.nodes import Node, with_joining
 from cluster.planning.placement import Placement, RecordedLayout, Request, size
 from cluster.planning.plan import plan_of
-from cluster.planning.stop_time import CHECKPOINT_BYTES_PER_PARAMETER, PROMPT_S, StopTime
+from cluster.planning.stop_time import CHECKPOINT_BYTES_PER_PARAMETER, PROMPT_S, StopTime, interval_warnings
 from cluster.preflight.advice import advice
 from cluster.preflight.dialect import SWITCHES, grammar_problems
 from cluster.preflight.dry_run import WARNINGS, dry_run_problems
@@ -249,6 +250,7 @@ async def prepare(
             *(f"{warning.message}; {warning.remedy}" for warning in cluster.warnings),
             *(f"{warning.place}: {warning.message}; {warning.remedy} [{warning.code}]" for warning in warned),
             *(() if stop is None or stop.checkpoint_s <= PROMPT_S else (_long_stop(stop),)),
+            *(() if stop is None else _slow_checkpoints(stop, estimate_of(request, cluster), job)),
             *filter(None, (tools_warning(model),)),
             *advice(job, plan, model.renderer, files),
         ),
@@ -298,6 +300,12 @@ def _long_stop(stop: StopTime) -> str:
         f"a stop takes longer than {PROMPT_S:g} s: the update in progress, then about {stop.checkpoint_s:.0f} s for a "
         f"checkpoint of {size(stop.checkpoint_bytes)} ({speed}); whatever stops this run must wait so long"
     )
+
+
+def _slow_checkpoints(stop: StopTime, estimate: Estimate | None, job: JobSpec) -> Iterator[str]:
+    step_s = None if estimate is None else estimate.step_s
+    for warning in interval_warnings(job.cluster.checkpoint_interval, stop.checkpoint_s, step_s):
+        yield f"{warning.field}: {warning.message}; {warning.remedy} [{warning.code}]"
 
 
 def _as_warning(problem: Problem) -> str:

@@ -51,6 +51,12 @@ def sentence(event: e.Event) -> str:
             return f"validation at step {event.step}: loss {event.loss:.4f} ({event.num_rows} rows)"
         case e.CheckpointSaved():
             return f"checkpoint step-{event.step:06d}" + ("" if event.offered else " to resume from")
+        case e.CheckpointIntervalChanged():
+            change = f"checkpoints are {event.minutes:.1f} minutes apart from now on instead of {event.was:.1f}"
+            return f"writing a checkpoint took {event.write_s:.0f} s: {change}"
+        case e.TrainingWaitedForCheckpoint():
+            interval = "step" if event.steps == 1 else f"{event.steps} steps"
+            return f"training waited {event.waited_s:.0f} s for a checkpoint: writing takes longer than {interval}"
         case e.CheckpointCopied():
             return f"checkpoint step-{event.step:06d} is in the checkpoint store ({event.seconds:.1f} s)"
         case e.StateConverted():

@@ -11,9 +11,18 @@ import time
 from collections.abc import Callable, Container
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from trainer.errors import RftError, UserError
-from trainer.events import CheckpointSaved, JobResumed, PhaseBegan, StateConverted, StepDone
+from trainer.events import (
+    CheckpointIntervalChanged,
+    CheckpointSaved,
+    JobResumed,
+    PhaseBegan,
+    StateConverted,
+    StepDone,
+    TrainingWaitedForCheckpoint,
+)
 from trainer.loop.checkpoint import START, TRAINING_STATE, Checkpoints, LoopState, num_bytes
 from trainer.loop.disk import Disk
 from trainer.loop.journal import Journal
@@ -39,7 +48,8 @@ class Progress:
         self._learner = learner
         self._checkpoints = checkpoints
         self._journal = journal
-        self._interval = interval
+        self._interval = self._current_interval = interval
+        self._waited = False
         self._sink = sink
         self._disk = disk
         self._total_steps = total_steps
@@ -57,9 +67,17 @@ class Progress:
 
     @property
     def is_due(self) -> bool:
-        """Whether the job's interval asks for a checkpoint of the latest step."""
+        """Whether the job's interval asks for a checkpoint of the latest step.
+
+        While one is being written, only an interval in steps does, since the next one has to wait for it.
+        """
         steps = self.step - self._saved.step
-        return steps > 0 and self._interval.has_passed(self._clock() - self._saved_at, steps)
+        seconds = 0.0 if self._is_writing else self._clock() - self._saved_at
+        return steps > 0 and self._current_interval.has_passed(seconds, steps)
+
+    @property
+    def _is_writing(self) -> bool:
+        return self._writing is not None and not self._writing.done()
 
     @property
     def is_offered(self) -> bool:
@@ -106,10 +124,12 @@ class Progress:
             OSError: This or the last checkpoint could not be written; earlier ones are untouched.
             LearnerFailed: A rank was lost; `state` is in no checkpoint.
         """
-        started = time.monotonic()
+        started, waits = time.monotonic(), self._is_writing
         await self.written()
         if state == self._saved:
             return {}
+        if waits:
+            self._report_wait(state.step - self._saved.step, time.monotonic() - started)
         self._sink.emit(PhaseBegan(phase="checkpoint", step=state.step))
         # Else the checkpoint on disk has the learner already, and is never replaced while it is the only one.
         is_new = state.step > self._saved.step
@@ -139,12 +159,34 @@ class Progress:
         with suppress(OSError, RftError):
             await self.written()
 
+    def _report_wait(self, steps: int, seconds: float) -> None:
+        interval = self._interval.steps
+        if interval is not None and steps >= interval and not self._waited:
+            self._waited = True
+            self._sink.emit(TrainingWaitedForCheckpoint(steps=interval, waited_s=seconds))
+
+    def _fit_interval(self, write_s: float) -> None:
+        """Use the job's minutes between checkpoints, or more if a write takes longer than they are."""
+        fitting, was = self._interval.for_writes(write_s), self._current_interval.minutes
+        if fitting.minutes is None or was is None:
+            return
+        too_short, too_long = write_s > 60 * was, 4 * write_s < 60 * was and fitting.minutes < was
+        if too_short or too_long:
+            self._current_interval = fitting
+            self._sink.emit(CheckpointIntervalChanged(minutes=fitting.minutes, was=was, write_s=write_s))
+
     async def _write(self, state: LoopState, before: LoopState, is_new: bool) -> None:
-        started, checkpoints = time.monotonic(), self._checkpoints
+        started, write_s, checkpoints = self._clock(), 0.0, self._checkpoints
+
+        async def write() -> Path:
+            nonlocal write_s
+            attempt = self._clock()
+            path = await (checkpoints.save(state, self._learner.write) if is_new else checkpoints.update(state))
+            write_s = self._clock() - attempt  # without the time for which the disk was full
+            return path
+
         try:
-            path = await self._disk.written(
-                lambda: checkpoints.save(state, self._learner.write) if is_new else checkpoints.update(state)
-            )
+            path = await self._disk.written(write)
         except (OSError, RftError):
             self._saved = before
             raise
@@ -156,6 +198,8 @@ class Progress:
             num_bytes=await asyncio.to_thread(num_bytes, path),
             valid_reward=state.valid_reward,
             offered=state.offered,
-            write_s=time.monotonic() - started,
+            write_s=self._clock() - started,
         )
         self._sink.emit(saved)
+        if is_new:
+            self._fit_interval(write_s)

@@ -471,6 +471,13 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "Free some space, or choose a folder on another disk with `--runs`.",
             stops_accepted=True,
         ),
+        "slow_checkpoints": CheckCode(
+            "Writing a checkpoint takes longer than `cluster.checkpoint_interval`. An interval in minutes becomes "
+            "twice the time of a write. An interval in steps is kept, so training waits. A warning: the job starts.",
+            "Raise the interval in steps, use a faster disk for the run folder (`--runs`), or train an adapter "
+            "(`algorithm.lora`), whose checkpoints are small.",
+            stops_accepted=False,
+        ),
         "small_object_store": CheckCode(
             "A whole version of the weights stays in the object store of the first learner rank's node, and buckets of "
             "it pass through those of the engines' nodes. What finds no room there is written to `/tmp` at each "

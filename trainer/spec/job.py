@@ -312,15 +312,22 @@ class CheckpointInterval(Strict):
 
     minutes: Annotated[float, Field(gt=0, le=10_080)] | None = 15.0
     """Minutes of training between checkpoints; null: no limit. After a loss at most this much is computed again; lower
-    it where machines are often taken away, raise it if writing is slow."""
+    it where machines are often taken away. While writing a checkpoint takes longer, they become twice that time."""
     steps: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Steps between checkpoints; null: no limit. Set it where steps are long and each is worth keeping."""
+    """Steps between checkpoints; null: no limit. Set it where steps are long and each is worth keeping. Training waits
+    if writing a checkpoint takes longer than these steps."""
 
     def has_passed(self, seconds: float, steps: int) -> bool:
         """Whether a checkpoint is due, this long after the last one."""
         return (self.minutes is not None and seconds >= 60 * self.minutes) or (
             self.steps is not None and steps >= self.steps
         )
+
+    def for_writes(self, seconds: float) -> CheckpointInterval:
+        """This interval, with minutes of twice `seconds`, the time of a write, if it takes longer than the minutes."""
+        if self.minutes is None or seconds <= 60 * self.minutes:
+            return self
+        return self.model_copy(update={"minutes": seconds / 30})
 
     def __str__(self) -> str:
         limits = []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actors.weights.layout import Layout, Loaded
-from actors.weights.sync import Published, WeightSync
+from actors.weights.sync import Published, WeightSync, sync_timeout_s
 from trainer.errors import EngineFailed
 
 LAYOUT: Layout = [("a", "float32", (2,)), ("b", "float32", (1,))]
@@ -57,3 +57,10 @@ async def test_an_engine_whose_parameters_missed_a_tensor_has_failed_if_another_
     assert sync.compared(published, WHOLE) == 0.5
     failed = sync.compared(published, missed)
     assert isinstance(failed, EngineFailed) and failed.message == "version 3 of 1 tensors was not loaded: b"
+
+
+@pytest.mark.parametrize(("num_bytes", "num_engines", "timeout_s"), [(1e9, 4, 600), (16e9, 1, 600), (16e9, 4, 1_280)])
+def test_time_to_load_weights_follows_from_their_bytes_and_the_engines(
+    num_bytes: float, num_engines: int, timeout_s: float
+) -> None:
+    assert sync_timeout_s(int(num_bytes), num_engines) == timeout_s

@@ -23,6 +23,7 @@ from cluster.planning.plan_view import (
 from cluster.planning.units import GIB
 from tests.support.paths import LEDGER
 from trainer.errors import InvalidJob
+from trainer.spec.job import CheckpointInterval
 
 TWO = [Node("head", cores=1, memory_bytes=8 * GIB), Node("worker", cores=1, memory_bytes=8 * GIB)]
 
@@ -118,3 +119,16 @@ def test_the_json_of_the_smallest_layout_has_its_settings_and_says_that_nothing_
     stop = found["stop"]
     assert stop["checkpoint_bytes"] == 560_608 * 16 and not stop["measured"]
     assert stop["grace_s"] > stop["wait_s"] > stop["update_s"] + stop["checkpoint_s"]
+
+
+def test_checkpoints_that_take_longer_than_their_interval_give_warnings() -> None:
+    request = request_of_file(LEDGER / "job.yaml", TWO)
+    often = CheckpointInterval(minutes=1e-6)
+    cluster = request.job.cluster.model_copy(update={"checkpoint_interval": often})
+    slow = replace(request, job=request.job.model_copy(update={"cluster": cluster}))
+    found = []
+    for each in (request, slow):
+        console = Console(record=True, width=200, file=io.StringIO())
+        assert print_planned(console, each, smallest=False, as_json=True)
+        found.append([warning["field"] for warning in json.loads(console.export_text())["warnings"]])
+    assert "cluster.checkpoint_interval.minutes" in found[1] and "cluster.checkpoint_interval.minutes" not in found[0]

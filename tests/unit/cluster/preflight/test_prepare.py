@@ -324,6 +324,12 @@ async def test_settings_that_are_rarely_intended_give_warnings(case: Case) -> No
     assert case.tool.received[-1].body["name"] == "cat"
 
 
+async def test_checkpoints_that_take_longer_than_their_interval_give_warnings(case: Case) -> None:
+    case.job = {"cluster": {"checkpoint_interval": {"minutes": 1e-6}}}
+    (slow,) = (warning for warning in await case.warnings() if "slow_checkpoints" in warning)
+    assert slow.startswith("cluster.checkpoint_interval.minutes: writing a checkpoint takes about ")
+
+
 # -- one list ----------------------------------------------------------------------------------------------------------
 
 MANY_MISTAKES = """
