@@ -267,7 +267,7 @@ ALERTS = (
         "Each time all ranks start again and the updates since the last checkpoint are repeated. Restarts without a "
         "finished step in between end the job.",
         "The events `learner_restarted` have the cause, and the rank's log more. Out of memory: lower "
-        "`cluster.micro_batch_tokens` or see `agent-rft plan`. A node that comes and goes: `ray status`.",
+        "`cluster.micro_batch_tokens`. A node that comes and goes: `ray status`.",
     ),
     Alert(
         "HeldOutFalls",
