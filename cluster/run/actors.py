@@ -28,6 +28,7 @@ from cluster.ray_cluster.live_nodes import LiveNodes
 from cluster.ray_cluster.seats import Seats
 from cluster.ray_cluster.shared_seats import SharedSeats
 from cluster.ray_cluster.turn import own_turn
+from cluster.records.run_folder import RunFolder
 from cluster.run.actor_configs import learner_config, shared_engines, weight_sync, worker_config
 from cluster.run.metrics_sink import MetricsSink
 from cluster.run.now import NowFile
@@ -41,7 +42,7 @@ from trainer.spec.operator.config import Operator
 
 
 class RunActors:
-    """Starts and stops the actors of the run in `folder`. Call `shutdown` at the end, also if `start` failed.
+    """Starts and stops the actors of a run. Call `shutdown` at the end, also if `start` failed.
 
     `on_change` is called if `start` gives the job another layout than it is `prepared` for.
     """
@@ -50,7 +51,7 @@ class RunActors:
         self,
         prepared: Prepared,
         operator: Operator,
-        folder: Path,
+        run: RunFolder,
         metrics: MetricsSink,
         emit: Emit,
         on_change: Callable[[Prepared], None],
@@ -58,8 +59,8 @@ class RunActors:
         self._prepared = prepared
         self._on_change = on_change
         self._operator = operator
-        self._folder = folder
-        self._name = folder.name
+        self._folder = run.at
+        self._name = run.path.name
         self._metrics = metrics
         self._emit = emit
         self._shared_engines = SharedSeats(shared_engines(prepared))

@@ -350,7 +350,7 @@ class Run:
         self._console = console
         self._operator = operator
         self._watch = watch
-        self._actors = actors(prepared, operator, folder.at, metrics, self._stream.emit, self._lay_out_again)
+        self._actors = actors(prepared, operator, folder, metrics, self._stream.emit, self._lay_out_again)
         folder.write_job(prepared.job, prepared.plan, prepared.record())
         self._stream.emit(JobStarted(method=prepared.job.method.type, total_steps=prepared.plan.steps), skip=view)
         self._emit_choices(skip=view)  # printed with the plan
