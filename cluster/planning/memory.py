@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 from actors.engine.sizes import GPU_MEMORY_SHARE, MIN_BATCHED_TOKENS, cpu_cache_bytes, kv_bytes
 from actors.learner.sizes import BUCKET_ELEMENTS, ranks_stage, snapshot_bytes
 from actors.weights.layout import MAX_BUCKET_BYTES
-from cluster.planning.model_shape import ModelShape
-from cluster.planning.units import GIB
+from cluster.planning.model import ModelShape
 from trainer.model.sizes import CHUNK_BYTES
 from trainer.spec.offload import Offload
+from trainer.units import GIB
 
 if TYPE_CHECKING:  # pydantic may be missing where this runs
     from trainer.spec.lora import LoraSpec

@@ -15,15 +15,12 @@ from rich.markup import escape
 from rich.table import Table
 from yaml import safe_dump as dump
 
-from cluster.planning.context import context_of
-from cluster.planning.estimate import Estimate, estimate_of
+from cluster.planning.estimate import ASSUMED_WRITE_BYTES_PER_S, Estimate, StopTime, estimate_of, interval_warnings
 from cluster.planning.layout import ClusterPlan
-from cluster.planning.model_folder import read_folder
-from cluster.planning.node_sizes import at_least
+from cluster.planning.model import context_of, read_folder
 from cluster.planning.nodes import HEADROOM, Node
-from cluster.planning.placement import RECORDED, Assignment, Placement, Request, Settings, size
+from cluster.planning.placement import RECORDED, Assignment, Placement, Request, Settings, at_least, size
 from cluster.planning.plan import plan_of
-from cluster.planning.stop_time import ASSUMED_WRITE_BYTES_PER_S, StopTime, interval_warnings
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job_file import read_job
 from trainer.spec.lora import LoraSpec

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.learner.sizes import STATE_BYTES
-from cluster.planning.node_sizes import MANY_GPUS_SHM_BYTES
-from cluster.planning.placement import Placement, size
+from cluster.planning.placement import MANY_GPUS_SHM_BYTES, Placement, size
 from trainer.errors import Problem
 from trainer.loop.checkpoint import KEEP_BEST
 from trainer.spec.plan import Plan

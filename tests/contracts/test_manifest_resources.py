@@ -14,7 +14,6 @@ import yaml
 from typer.testing import CliRunner
 
 from cluster.planning.nodes import Node
-from cluster.planning.units import GIB
 from cluster.preflight.prepare import prepare
 from cluster.preflight.space import Free
 from cluster.ray_cluster.job_status import STOP_WAIT
@@ -36,6 +35,7 @@ from tests.contracts.manifests import (
 from trainer.spec.job import FILES
 from trainer.spec.job_file import load_job
 from trainer.spec.operator.config_file import load_operator
+from trainer.units import GIB
 
 QWEN3_2B = {
     "num_parameters": 1_720_574_976,

@@ -1,4 +1,4 @@
-"""The real `train`, `eval`, `ready` and `serve`, with Ray and an engine, stop at a signal whoever reads their output.
+"""The real `train`, `eval`, `ready` and `serve`, with Ray and an engine, stop at a signal, also if nobody reads them.
 
 tests/integration/cluster/run/test_stopped_runs.py has all combinations, without Ray.
 """

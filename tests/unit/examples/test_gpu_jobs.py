@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.planning.context import context_of
-from cluster.planning.model_shape import ModelShape
+from cluster.planning.model import ModelShape, context_of
 from cluster.planning.nodes import Node
 from cluster.planning.plan import plan_placement
-from cluster.planning.units import GIB
 from tests.support.paths import ROOT
 from trainer.spec.job import JobSpec
 from trainer.spec.job_file import load_job
+from trainer.units import GIB
 
 EXAMPLES = ROOT / "examples"
 DRAFT = "Draft: this job has not run on a GPU yet."

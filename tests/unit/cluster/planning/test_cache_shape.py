@@ -9,8 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from cluster.planning.cache_shape import CacheShape, cache_shape
-from cluster.planning.model_shape import ModelShape, read_config, shape_of
+from cluster.planning.model import CacheShape, ModelShape, cache_shape, read_config, shape_of
 from tests.support.architectures import ARCHITECTURES, WINDOW
 
 TOKENS = 20

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from cluster.planning.nodes import Node, memory_here, nodes_of, read_nodes, this_machine, with_joining
-from cluster.planning.units import GIB
 from trainer.errors import InvalidJob
 from trainer.spec.nodes import NodeGroup
+from trainer.units import GIB
 
 
 def write(folder: Path, text: str) -> Path:

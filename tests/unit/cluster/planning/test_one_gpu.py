@@ -13,14 +13,13 @@ from actors.learner.sizes import ASLEEP_SLACK
 from cluster.planning.estimate import estimate_of
 from cluster.planning.layout import MIN_SEQUENCES_AT_ONCE, ClusterPlan, lay_out
 from cluster.planning.memory import CUDA_CONTEXT_BYTES, Memory
-from cluster.planning.model_shape import ModelShape
+from cluster.planning.model import ModelShape
 from cluster.planning.nodes import Node
 from cluster.planning.placement import Request
-from cluster.planning.plan import plan_of
+from cluster.planning.plan import NONE_FOUND, plan_of, remedies_of
 from cluster.planning.plan_view import how_shared
-from cluster.planning.remedies import NONE_FOUND, remedies_of
-from cluster.planning.units import GIB
 from tests.support.builders import job
+from trainer.units import GIB
 
 QWEN2_5_HALF_B = ModelShape(494_032_768, 24, 896, 14, 2, 64, 4864, 151_936)
 QWEN2_5_1_5B = ModelShape(1_543_714_304, 28, 1536, 12, 2, 128, 8960, 151_936)

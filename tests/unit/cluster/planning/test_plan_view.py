@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cluster.planning.model_folder import read_folder
-from cluster.planning.node_sizes import STORE_BYTES
+from cluster.planning.model import read_folder
 from cluster.planning.nodes import Node
+from cluster.planning.placement import STORE_BYTES
 from cluster.planning.plan_view import (
     plan_as_json,
     plan_of_file,
@@ -20,10 +20,10 @@ from cluster.planning.plan_view import (
     print_planned,
     request_of_file,
 )
-from cluster.planning.units import GIB
 from tests.support.paths import LEDGER
 from trainer.errors import InvalidJob
 from trainer.spec.job import CheckpointInterval
+from trainer.units import GIB
 
 TWO = [Node("head", cores=1, memory_bytes=8 * GIB), Node("worker", cores=1, memory_bytes=8 * GIB)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.planning.stop_time import interval_warnings
+from cluster.planning.estimate import interval_warnings
 from trainer.spec.job import CheckpointInterval
 
 
