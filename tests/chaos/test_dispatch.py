@@ -178,4 +178,6 @@ async def test_the_account_balances_whatever_fails() -> None:
     assert (run.started, run.balances) == (1_000, True)
     assert run.graded > 300
     assert min(run.discarded["tool_failed"], run.discarded["grader_failed"], run.cancelled) > 0
-    assert set(record.started) == set(record.ended) and not record.open
+    assert (
+        set(record.started) <= set(record.ended) and not record.open
+    )  # a start that was cancelled may not have arrived

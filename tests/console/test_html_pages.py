@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.views.comparison.compare import compare_sides
+from cluster.records.run_folder import RunFolder
 from cluster.views.comparison.page import write_page as write_comparison
 from cluster.views.comparison.sides import sides_of
 from cluster.views.readiness.page import write_page as write_readiness
@@ -39,7 +40,7 @@ def readiness(folder: Path) -> Path:
         for number, row in enumerate(tasks)
     ]
     found = readiness_of(job(), plan(), tasks, groups, {}, samples=8, again={}, target_s=1.0, rollout_s=0.5)
-    return write_readiness(folder, found, job(suffix=HOSTILE[:64]))
+    return write_readiness(RunFolder(folder), found, job(suffix=HOSTILE[:64]))
 
 
 @pytest.mark.parametrize("write", [report, comparison, readiness])
