@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.views.comparison.compare import compare_sides
 from cluster.records.run_folder import RunFolder
+from cluster.views.comparison.compare import compare_sides
 from cluster.views.comparison.page import write_page as write_comparison
 from cluster.views.comparison.sides import sides_of
 from cluster.views.readiness.page import write_page as write_readiness
