@@ -1,19 +1,23 @@
-"""The plan of a job: where everything goes, what does not fit, and what to do about it."""
+"""The plan of a job: where everything goes, what does not fit, what to do about it, and how long it takes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+from actors.learner.sizes import STATE_BYTES
 from cluster.planning.layout import ClusterPlan, lay_out
 from cluster.planning.model import ModelShape
 from cluster.planning.nodes import Node
-from cluster.planning.placement import RecordedLayout, Request, Settings
+from cluster.planning.placement import Placement, RecordedLayout, Request, Settings, size_of
 from trainer.errors import Problem
-from trainer.spec.job import ClusterSpec, JobSpec
+from trainer.spec.job import CheckpointInterval, ClusterSpec, JobSpec
 from trainer.spec.lora import LoraSpec
+from trainer.spec.plan import USUAL_ROWS, resolve
 
 MAX_REMEDIES = 2
 MORE_NODES = (1, 2, 3, 4, 8, 16)
@@ -179,3 +183,171 @@ def plan_of(request: Request, *, fewest_gpus: bool = False) -> ClusterPlan:
         setting_problems=with_remedy(plan.setting_problems),
         memory_problems=with_remedy(plan.memory_problems),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a device is assumed to reach."""
+
+    operations_per_s: float
+    read_bytes_per_s: float
+    words: str
+
+
+GPU = Rates(0.3 * 989e12, 0.6 * 3.35e12, "GPUs like an H100 at 30 % of its operations and 60 % of its memory's speed")
+CORE = Rates(100e9, 10e9, "cores of 100 billion operations and 10 GB a second")
+SYNC_BYTES_PER_S = 2e9
+MOVE_BYTES_PER_S = 2 / (0.055 + 0.022) * 1e9
+"""Between a GPU and page-locked memory of its node, for what sleeps while the other has its turn.
+
+The mean of both directions, measured with a learner rank of 3.9 GB: NVIDIA H100, 2026-11-27. In a rank's first turn,
+page-locking takes another 0.6 s/GB.
+"""
+TOOLS_S = 10.0
+"""Waiting for tools and graders, of the rollouts of a step together: they wait at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Seconds of one step by part, and the sums of a run without validation and test.
+
+    A step also has what changes of turns on GPUs take.
+    """
+
+    sampling_s: float
+    learning_s: float
+    sync_s: float
+    step_s: float
+    steps: int
+    num_gpus: float
+    assumptions: tuple[str, ...]
+
+    @property
+    def hours(self) -> float:
+        return self.steps * self.step_s / 3600
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.hours * self.num_gpus
+
+
+def estimate_of(request: Request, plan: ClusterPlan) -> Estimate | None:
+    """The estimate of a layout; None without a model or a learner."""
+    job, model, placement = request.job, request.model, plan.placement
+    if model is None or not placement.learner_ranks:
+        return None
+    num_rows = count_rows(Path(job.training_file))
+    numbers, _ = resolve(job.with_adapter(placement.lora), num_rows or USUAL_ROWS, model.num_parameters)
+    rates, reinforcement = (GPU if placement.rank_gpus else CORE), job.method.type == "reinforcement"
+    sampled, length = 0, request.context_length // 2
+    if reinforcement:
+        sampled = min(request.context_length // 2, job.reinforcement.limits.max_completion_tokens // 2)
+        length = 2 * sampled
+    num_tokens = numbers.rollouts_per_step * length
+    learning_s = num_tokens * learning_token_s(job, model, placement)
+    sampling_s = sync_s = 0.0
+    if reinforcement:
+        sequences = next(place.memory.num_sequences for place in plan.assignments if place.memory is not None) or 1.0
+        devices = placement.engine_gpus or placement.engine_cores
+        at_a_time = min(placement.max_num_seqs, max(1.0, sequences * request.context_length / max(1, length)))
+        reads_s = model.num_parameters * placement.bytes_per_weight / (rates.read_bytes_per_s * devices)
+        operations_s = 2 * model.active_parameters / (rates.operations_per_s * devices)
+        of_engine = numbers.rollouts_per_step / placement.engines
+        decodes = sampled * max(1.0, of_engine / at_a_time)
+        sampling_s = decodes * reads_s + of_engine * length * operations_s + TOOLS_S
+        sync_s = model.trained(placement.lora) * placement.bytes_per_weight / SYNC_BYTES_PER_S
+    both_at_once = reinforcement and not placement.turns and job.reinforcement.algorithm.max_staleness > 0
+    asleep = sum(place.memory.host.get("asleep", 0) for place in plan.assignments if place.index == 0 and place.memory)
+    turns_s = 2 * asleep / MOVE_BYTES_PER_S  # away and back
+    step_s = (max(sampling_s, learning_s) if both_at_once else sampling_s + learning_s) + sync_s + turns_s
+    assumptions = [
+        f"{num_rows} rows" if num_rows else f"{USUAL_ROWS} rows, since the training file cannot be read here",
+        f"{numbers.rollouts_per_step} rollouts a step of {length} tokens, {sampled} of them sampled"
+        if reinforcement
+        else f"{numbers.batch_size} rows a step of {length} tokens",
+        rates.words,
+    ]
+    if reinforcement:
+        assumptions += [f"tools and graders take {TOOLS_S:g} s of a step", "weights travel with 2 GB a second"]
+    if turns_s:
+        assumptions.append(f"what sleeps is moved with {MOVE_BYTES_PER_S / 1e9:.0f} GB a second")
+    gpus, _ = size_of(placement)
+    return Estimate(sampling_s, learning_s, sync_s, step_s, numbers.steps, gpus, tuple(assumptions))
+
+
+def learning_token_s(job: JobSpec, model: ModelShape, placement: Placement) -> float:
+    """Seconds of a step per token of its sequences, for all ranks together."""
+    rates = GPU if placement.rank_gpus else CORE
+    speed = rates.operations_per_s * placement.learner_ranks * (1 if placement.rank_gpus else placement.rank_cores)
+    per_token = (8 if placement.rank_gpus else 6) + (2 if job.method.type == "reinforcement" else 0)
+    if placement.lora is not None:
+        per_token -= 2  # frozen weights have no gradients
+    return per_token * model.active_parameters / speed
+
+
+def count_rows(path: Path) -> int:
+    """Lines of a file that are not blank; 0 if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return sum(1 for line in file if line.strip())
+    except OSError:
+        return 0
+
+
+CHECKPOINT_BYTES_PER_PARAMETER = STATE_BYTES + 4
+"""At most: the optimizer's state, and the weights in float32 (2 bytes in bfloat16)."""
+ASSUMED_WRITE_BYTES_PER_S = 500e6
+PROMPT_S = 30.0
+"""What a stop takes at most by default, on Kubernetes and where a machine is taken away: longer is said in advance."""
+SPARE_S = 20.0
+"""Ends actors and writes the report."""
+TO_KILL_S = 30
+"""What a pod gets beyond the run's own time, for Ray's processes."""
+
+
+def interval_warnings(interval: CheckpointInterval, checkpoint_s: float, step_s: float | None) -> Iterator[Problem]:
+    """A warning for each part of the interval that is shorter than writing a checkpoint takes.
+
+    Args:
+        interval: The interval of the job.
+        checkpoint_s: Seconds to write a checkpoint.
+        step_s: Seconds of a step; None if unknown.
+    """
+    place, fitting = "cluster.checkpoint_interval", interval.for_writes(checkpoint_s)
+    takes = f"writing a checkpoint takes about {checkpoint_s:.0f} s"
+    if fitting.minutes != interval.minutes:
+        apart = f"checkpoints will be {fitting.minutes:.1f} minutes apart"
+        message = f"{takes}, longer than {interval.minutes:g} minutes: {apart}"
+        yield Problem("slow_checkpoints", f"{place}.minutes", message, "use a faster disk for the run folder, or LoRA")
+    if interval.steps is not None and step_s and checkpoint_s > interval.steps * step_s:
+        steps = "a step" if interval.steps == 1 else f"{interval.steps} steps"
+        message = f"{takes}, longer than {steps} of about {step_s:.0f} s: training will wait for each"
+        remedy = f"set it to {math.ceil(2 * checkpoint_s / step_s)} or more, or to null"
+        yield Problem("slow_checkpoints", f"{place}.steps", message, remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class StopTime:
+    """The time to stop a run. `update_s` is an update's, estimated; 0 if it is not known."""
+
+    num_parameters: int
+    write_bytes_per_s: float
+    update_s: float = 0.0
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        return self.num_parameters * CHECKPOINT_BYTES_PER_PARAMETER
+
+    @property
+    def checkpoint_s(self) -> float:
+        return self.checkpoint_bytes / self.write_bytes_per_s
+
+    @property
+    def wait_s(self) -> int:
+        """RAY_JOB_STOP_WAIT_TIME_S, in steps of ten."""
+        return math.ceil((self.update_s + self.checkpoint_s + SPARE_S) / 10) * 10
+
+    @property
+    def grace_s(self) -> int:
+        """The pod's terminationGracePeriodSeconds."""
+        return self.wait_s + TO_KILL_S

@@ -15,12 +15,11 @@ from rich.markup import escape
 from rich.table import Table
 from yaml import safe_dump as dump
 
-from cluster.planning.estimate import ASSUMED_WRITE_BYTES_PER_S, Estimate, StopTime, estimate_of, interval_warnings
 from cluster.planning.layout import ClusterPlan
-from cluster.planning.model import context_of, read_folder
+from cluster.planning.model_folder import context_of, read_folder
 from cluster.planning.nodes import HEADROOM, Node
 from cluster.planning.placement import RECORDED, Assignment, Placement, Request, Settings, at_least, size
-from cluster.planning.plan import plan_of
+from cluster.planning.plan import ASSUMED_WRITE_BYTES_PER_S, Estimate, StopTime, estimate_of, interval_warnings, plan_of
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job_file import read_job
 from trainer.spec.lora import LoraSpec

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from actors.engine.chat.dialects import answers_only, find_dialect
 from actors.engine.chat.parsing import tool_parser_names
 from actors.engine.grammar.structure import grammar_mistake
-from cluster.planning.model import one_line
+from cluster.planning.model_folder import one_line
 from trainer.chat.dialect import UNKNOWN
 from trainer.chat.families import FAMILIES
 from trainer.chat.family import Family

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from actors.engine.chat.dialects import PROBE_TOOLS, answers_only, find_dialect
-from cluster.planning.model import find_model
+from cluster.planning.model_folder import find_model
 from cluster.preflight.dialect import OWN_TEMPLATE, TOOLS_REMEDY
 from cluster.preflight.model import read_model, read_tokenizer
 from cluster.preflight.prepare import with_card

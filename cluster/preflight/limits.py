@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster.planning.estimate import count_rows
+from cluster.planning.plan import count_rows
 from trainer.errors import Problem
 from trainer.spec.operator.config import JobLimits
 

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from actors.engine.architectures import has_adapters
 from actors.weights.adapter import WEIGHTS_FILE, AdapterFolder
-from cluster.planning.model import model_problem
+from cluster.planning.model_folder import model_problem
 from trainer.errors import Problem, UserError
 from trainer.model.lora import LinearShapes, linear_shapes, tensor_shapes
 from trainer.spec.job import JobSpec

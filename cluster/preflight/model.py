@@ -11,17 +11,15 @@ from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer
 
-from cluster.planning.model import (
-    CONFIG_KEYS,
+from cluster.planning.model import CONFIG_KEYS, max_context, shape_of
+from cluster.planning.model_folder import (
     ModelFolder,
     adapter_of,
     config_problem,
     find_base,
     find_model,
-    max_context,
     model_problem,
     one_line,
-    shape_of,
     weight_problems,
 )
 from cluster.preflight.dialect import ReadDialect, read_dialect

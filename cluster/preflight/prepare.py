@@ -10,19 +10,19 @@ from typing import Any
 
 from actors.grading.factory import graders_of
 from actors.grading.python_nodes import check_sandbox
-from cluster.planning.estimate import (
+from cluster.planning.layout import ClusterPlan, lay_out_on_free
+from cluster.planning.model_folder import context_of, context_problems, find_model
+from cluster.planning.nodes import Node, with_joining
+from cluster.planning.placement import Placement, RecordedLayout, Request, size
+from cluster.planning.plan import (
     CHECKPOINT_BYTES_PER_PARAMETER,
     PROMPT_S,
     Estimate,
     StopTime,
     estimate_of,
     interval_warnings,
+    plan_of,
 )
-from cluster.planning.layout import ClusterPlan, lay_out_on_free
-from cluster.planning.model import context_of, context_problems, find_model
-from cluster.planning.nodes import Node, with_joining
-from cluster.planning.placement import Placement, RecordedLayout, Request, size
-from cluster.planning.plan import plan_of
 from cluster.preflight.advice import advice
 from cluster.preflight.dialect import SWITCHES, grammar_problems
 from cluster.preflight.dry_run import WARNINGS, dry_run_problems

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from cluster.planning.layout import CHOSEN, layout_text
-from cluster.planning.model import find_model
+from cluster.planning.model_folder import find_model
 from cluster.planning.placement import RECORDED, Placement, RecordedLayout
 from cluster.preflight.contents import digest_of, has_contents
 from cluster.preflight.same_job import START_AGAIN, Change, Comparison, changed, shown

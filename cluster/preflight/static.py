@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from cluster.planning.model import context_of, context_problems, read_folder
+from cluster.planning.model_folder import context_of, context_problems, read_folder
 from cluster.preflight.form_check import early_stop_problems, endpoint_problems
 from cluster.preflight.rows import JobRow, read_files, rows_of, size_problems, tool_problems, value_problems
 from trainer.data.rows import ranges

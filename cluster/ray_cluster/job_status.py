@@ -18,7 +18,7 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.dashboard.modules.job.common import JobInfoStorageClient, JobStatus
 from ray.exceptions import RayError
 
-from cluster.planning.estimate import StopTime
+from cluster.planning.plan import StopTime
 from cluster.records.redact import plain
 from trainer.errors import InvalidJob
 from trainer.events import PhaseBegan, StepDone

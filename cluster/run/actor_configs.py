@@ -21,8 +21,8 @@ from actors.runtime.exporter import MetricsAddress
 from actors.weights.adapter import AdapterConfig
 from actors.weights.broadcast_sync import BroadcastSync
 from actors.weights.sync import WeightSync
-from cluster.planning.estimate import learning_token_s
 from cluster.planning.placement import size
+from cluster.planning.plan import learning_token_s
 from cluster.planning.plan_view import how_shared
 from cluster.preflight.prepare import Prepared
 from trainer.chat.model_card import ModelCard

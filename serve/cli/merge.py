@@ -16,7 +16,7 @@ def merge_command(
 ) -> None:
     """Write a whole model: an adapter merged into its base. Any program that loads models can use it."""
     from actors.weights.adapter import AdapterFolder
-    from cluster.planning.model import find_base
+    from cluster.planning.model_folder import find_base
     from trainer.errors import UserError
 
     found = AdapterFolder.read(adapter)

@@ -26,7 +26,8 @@ from actors.engine.sizes import slot_rank
 from actors.engine.vllm_engine import EngineConfig
 from actors.runtime.exporter import MetricsAddress, metrics_port, start_telemetry
 from actors.weights.adapter import AdapterFolder, is_adapter
-from cluster.planning.model import MAX_AUTO_CONTEXT, find_model, max_context, read_config
+from cluster.planning.model import max_context, read_config
+from cluster.planning.model_folder import MAX_AUTO_CONTEXT, find_model
 from cluster.ray_cluster.session import is_local
 from cluster.ray_cluster.usage import MODEL_APPS, ClusterUse, cluster_use, name_model
 from cluster.stores.model_registry import ModelRecord

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.planning.model import ModelShape, context_of
+from cluster.planning.model import ModelShape
+from cluster.planning.model_folder import context_of
 from cluster.planning.nodes import Node
 from cluster.planning.plan import plan_placement
 from tests.support.paths import ROOT

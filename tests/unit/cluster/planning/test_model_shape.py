@@ -8,15 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.planning.model import (
-    MAX_AUTO_CONTEXT,
-    context_of,
-    context_problems,
-    max_context,
-    read_config,
-    read_folder,
-    shape_of,
-)
+from cluster.planning.model import max_context, read_config, shape_of
+from cluster.planning.model_folder import MAX_AUTO_CONTEXT, context_of, context_problems, read_folder
 from cluster.preflight.model import read_model
 from tests.support.builders import job
 from tests.support.paths import BASE

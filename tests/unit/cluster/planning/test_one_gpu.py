@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.learner.sizes import ASLEEP_SLACK
-from cluster.planning.estimate import estimate_of
 from cluster.planning.layout import MIN_SEQUENCES_AT_ONCE, ClusterPlan, lay_out
 from cluster.planning.memory import CUDA_CONTEXT_BYTES, Memory
 from cluster.planning.model import ModelShape
 from cluster.planning.nodes import Node
 from cluster.planning.placement import Request
-from cluster.planning.plan import NONE_FOUND, plan_of, remedies_of
+from cluster.planning.plan import NONE_FOUND, estimate_of, plan_of, remedies_of
 from cluster.planning.plan_view import how_shared
 from tests.support.builders import job
 from trainer.units import GIB

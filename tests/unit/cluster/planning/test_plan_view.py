@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cluster.planning.model import read_folder
+from cluster.planning.model_folder import read_folder
 from cluster.planning.nodes import Node
 from cluster.planning.placement import STORE_BYTES
 from cluster.planning.plan_view import (

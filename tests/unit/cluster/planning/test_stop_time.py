@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.planning.estimate import interval_warnings
+from cluster.planning.plan import interval_warnings
 from trainer.spec.job import CheckpointInterval
 
 

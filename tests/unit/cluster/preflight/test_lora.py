@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig
 
 from actors.weights.adapter import AdapterConfig, write_adapter
-from cluster.planning.model import read_folder
+from cluster.planning.model_folder import read_folder
 from cluster.preflight.model import read_model
 from tests.support.paths import BASE
 from trainer.errors import Problem

@@ -25,7 +25,7 @@ from rich.console import Console
 from actors.weights.adapter import AdapterConfig
 from actors.weights.broadcast_sync import BroadcastSync
 from actors.weights.sync import WeightSync
-from cluster.planning.model import read_folder
+from cluster.planning.model_folder import read_folder
 from cluster.planning.nodes import HEADROOM, Node
 from cluster.planning.plan import plan_placement
 from cluster.preflight.examples import example_of

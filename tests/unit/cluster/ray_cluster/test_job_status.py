@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cluster.planning.estimate import StopTime
+from cluster.planning.plan import StopTime
 from cluster.ray_cluster.job_status import RayJobStatus, folder_warning, stop_warning, submission_id
 from tests.support.events import run_event
 from trainer.events import PhaseBegan, StepDone
