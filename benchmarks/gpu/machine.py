@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from benchmarks.gpu.figures import Figure, Results
-from trainer.units import GIB
+from cluster.planning.memory import GIB
 
 PEAK_FLOPS = 989e12
 """Dense bfloat16 of an H100 or H200 SXM, by the data sheet. All MFU figures refer to it."""

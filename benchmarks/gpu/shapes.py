@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cluster.planning.memory import Memory, rank_memory
+from cluster.planning.memory import GIB, Memory, rank_memory
 from cluster.planning.model import ModelShape
 from trainer.spec.offload import Offload
-from trainer.units import GIB
 
 if TYPE_CHECKING:  # pydantic may be missing where this runs
     from trainer.spec.lora import LoraSpec

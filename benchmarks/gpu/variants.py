@@ -18,9 +18,9 @@ from benchmarks.gpu.figures import Figure, NotMeasured
 from benchmarks.gpu.machine import Machine, error
 from benchmarks.gpu.shapes import QWEN3, TINY
 from benchmarks.gpu.step import Settings, micro_batch
+from cluster.planning.memory import GIB
 from trainer.model.logprobs import TokenLogProbs
 from trainer.model.packed_attention import NAME, Packing, backends_on, default_backend, packed_attention
-from trainer.units import GIB
 
 HALF_ERROR, FLOAT32_ERROR = 1e-2, 1e-4
 """The largest error of attention alone, and of the head alone, against float32."""

@@ -23,7 +23,7 @@ from actors.learner.rank import LearnerConfig, LearnerRank
 from actors.weights.layout import MAX_BUCKET_BYTES
 from benchmarks.gpu_cluster.agreement import prompts
 from benchmarks.local import dtype_here, gpus_here
-from trainer.units import GIB
+from cluster.planning.memory import GIB
 
 SEQUENCES = 8
 SHARE = 0.8

@@ -13,7 +13,7 @@ from benchmarks.gpu import correctness
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu_rank.trial_rank import Layout, digest, small_model, start_rank
-from trainer.units import GIB
+from cluster.planning.memory import GIB
 
 ROUNDS = 2
 """In the first round the memory is allocated and page-locked."""

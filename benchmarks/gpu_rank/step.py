@@ -18,8 +18,8 @@ from benchmarks.gpu.machine import PEAK_FLOPS, Machine
 from benchmarks.gpu.shapes import QWEN3, TINY, OneRank, tensors_gib
 from benchmarks.gpu.step import micro_batch
 from benchmarks.gpu_rank.trial_rank import Layout, model_folder, start_rank
+from cluster.planning.memory import GIB
 from trainer.spec.lora import LoraSpec
-from trainer.units import GIB
 
 NUM_TOKENS = 16_384
 LAYOUTS = (

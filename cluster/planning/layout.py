@@ -9,7 +9,7 @@ from itertools import islice
 
 from actors.engine.sizes import GPU_MEMORY_SHARE
 from cluster.planning.layouts import MIN_SEQUENCES_AT_ONCE, engine_memory_of, placements_of, rank_memory_of
-from cluster.planning.memory import CUDA_CONTEXT_BYTES, Memory
+from cluster.planning.memory import CUDA_CONTEXT_BYTES, GIB, Memory
 from cluster.planning.nodes import HEADROOM, Node
 from cluster.planning.placement import (
     AUTO_MICRO_BATCH_TOKENS,
@@ -31,7 +31,6 @@ from cluster.planning.placement import (
 from trainer.errors import Problem
 from trainer.spec.job import JobSpec
 from trainer.spec.plan import Choice
-from trainer.units import GIB
 
 OF_WHICH = f"of which {HEADROOM:.0%} stay free"
 

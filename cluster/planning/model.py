@@ -1,4 +1,4 @@
-"""A model's sizes, and what a sequence takes in an engine's cache: read from config.json and the headers of its files."""
+"""A model's sizes, and what a sequence takes in an engine's cache: read from config.json and the weights' headers."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 
 from actors.runtime.cores import CGROUPS, usable_cores
+from cluster.planning.memory import GIB
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.nodes import NodeGroup, NodesFile
 from trainer.spec.reader import fill_in, read_source, validate, without_consequences
-from trainer.units import GIB
 
 ASK_TIMEOUT_S = 30.0
 HEADROOM = 0.08

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from actors.engine.sizes import GPU_MEMORY_SHARE
 from actors.weights.layout import MAX_BUCKET_BYTES
-from cluster.planning.memory import Memory
+from cluster.planning.memory import GIB, Memory
 from cluster.planning.model import ModelShape
 from cluster.planning.nodes import Node
 from trainer.errors import Problem
@@ -23,7 +23,6 @@ from trainer.spec.endpoints import Positive, Processes
 from trainer.spec.job import JobSpec
 from trainer.spec.lora import LoraSpec
 from trainer.spec.offload import Offload
-from trainer.units import GIB
 
 KINDS = {"CPU": "cores", "GPU": "GPUs"}
 

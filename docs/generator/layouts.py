@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster.planning.layout import ClusterPlan, lay_out
+from cluster.planning.memory import GIB
 from cluster.planning.model import ModelShape
 from cluster.planning.nodes import Node
 from cluster.planning.placement import Placement, Request
 from docs.generator.markdown import table
 from trainer.spec.job import JobSpec
-from trainer.units import GIB
 
 CONTEXT = 16_384
 GPU_GIB = (24, 80)

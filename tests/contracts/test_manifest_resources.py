@@ -13,6 +13,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from cluster.planning.memory import GIB
 from cluster.planning.nodes import Node
 from cluster.preflight.prepare import prepare
 from cluster.preflight.space import Free
@@ -35,7 +36,6 @@ from tests.contracts.manifests import (
 from trainer.spec.job import FILES
 from trainer.spec.job_file import load_job
 from trainer.spec.operator.config_file import load_operator
-from trainer.units import GIB
 
 QWEN3_2B = {
     "num_parameters": 1_720_574_976,

@@ -17,12 +17,11 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.shapes import BYTES_PER_PARAMETER, QWEN3, TINY, OneRank, tensors_gib
 from benchmarks.gpu.step import Algorithm, micro_batch
 from benchmarks.gpu.supervisor import STOPPED
-from cluster.planning.memory import rank_memory
+from cluster.planning.memory import GIB, rank_memory
 from cluster.planning.model import ModelShape
 from cluster.planning.placement import Placement
 from trainer.spec.job import AlgorithmSpec
 from trainer.spec.lora import LoraSpec
-from trainer.units import GIB
 
 PLACEMENT = Placement(
     engines=1,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cluster.planning.memory import GIB
 from cluster.planning.model import ModelShape
 from cluster.planning.model_folder import context_of
 from cluster.planning.nodes import Node
@@ -15,7 +16,6 @@ from cluster.planning.plan import plan_placement
 from tests.support.paths import ROOT
 from trainer.spec.job import JobSpec
 from trainer.spec.job_file import load_job
-from trainer.units import GIB
 
 EXAMPLES = ROOT / "examples"
 DRAFT = "Draft: this job has not run on a GPU yet."

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from cluster.planning.layout import ClusterPlan, lay_out
+from cluster.planning.memory import GIB
 from cluster.planning.model import CacheShape, ModelShape
 from cluster.planning.nodes import Node
 from cluster.planning.placement import RECORDED, RecordedLayout, Request, size_of
 from cluster.planning.plan import plan_of
 from tests.support.builders import job
 from trainer.spec.lora import LoraSpec
-from trainer.units import GIB
 
 CONTEXT = 16_384
 

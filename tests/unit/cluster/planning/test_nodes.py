@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from cluster.planning.memory import GIB
 from cluster.planning.nodes import Node, memory_here, nodes_of, read_nodes, this_machine, with_joining
 from trainer.errors import InvalidJob
 from trainer.spec.nodes import NodeGroup
-from trainer.units import GIB
 
 
 def write(folder: Path, text: str) -> Path:

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from actors.learner.sizes import ASLEEP_SLACK
 from cluster.planning.layout import MIN_SEQUENCES_AT_ONCE, ClusterPlan, lay_out
-from cluster.planning.memory import CUDA_CONTEXT_BYTES, Memory
+from cluster.planning.memory import CUDA_CONTEXT_BYTES, GIB, Memory
 from cluster.planning.model import ModelShape
 from cluster.planning.nodes import Node
 from cluster.planning.placement import Request
 from cluster.planning.plan import NONE_FOUND, estimate_of, plan_of, remedies_of
 from cluster.planning.plan_view import how_shared
 from tests.support.builders import job
-from trainer.units import GIB
 
 QWEN2_5_HALF_B = ModelShape(494_032_768, 24, 896, 14, 2, 64, 4864, 151_936)
 QWEN2_5_1_5B = ModelShape(1_543_714_304, 28, 1536, 12, 2, 128, 8960, 151_936)

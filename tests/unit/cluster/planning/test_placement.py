@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.planning.layout import ClusterPlan, lay_out
-from cluster.planning.memory import activation_bytes, engine_memory, kv_bytes_per_token, rank_memory
+from cluster.planning.memory import GIB, activation_bytes, engine_memory, kv_bytes_per_token, rank_memory
 from cluster.planning.model import ModelShape
 from cluster.planning.nodes import Node
 from cluster.planning.placement import Placement, Request, assign
@@ -18,7 +18,6 @@ from tests.support.builders import job
 from trainer.errors import Problem
 from trainer.spec.job import JobSpec
 from trainer.spec.lora import LoraSpec
-from trainer.units import GIB
 
 LAPTOP = Node("laptop", cores=2, memory_bytes=16 * GIB)
 EIGHT_GPUS = Node("gpus", cores=64, gpus=8, memory_bytes=512 * GIB, gpu_memory_bytes=80 * GIB)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from cluster.planning.memory import GIB
 from cluster.planning.model_folder import read_folder
 from cluster.planning.nodes import Node
 from cluster.planning.placement import STORE_BYTES
@@ -23,7 +24,6 @@ from cluster.planning.plan_view import (
 from tests.support.paths import LEDGER
 from trainer.errors import InvalidJob
 from trainer.spec.job import CheckpointInterval
-from trainer.units import GIB
 
 TWO = [Node("head", cores=1, memory_bytes=8 * GIB), Node("worker", cores=1, memory_bytes=8 * GIB)]
 

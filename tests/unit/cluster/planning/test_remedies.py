@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.planning.layout import lay_out
+from cluster.planning.memory import GIB
 from cluster.planning.model import ModelShape
 from cluster.planning.nodes import Node
 from cluster.planning.placement import Request
 from cluster.planning.plan import NONE_FOUND, plan_of, remedies_of
 from tests.support.builders import job
-from trainer.units import GIB
 
 QWEN3_2B = ModelShape(1_720_574_976, 28, 2048, 16, 8, 128, 6144, 151_936)
 QWEN3_8B = ModelShape(8_190_735_360, 36, 4096, 32, 8, 128, 12_288, 151_936)

@@ -1,5 +1,0 @@
-"""Units of memory."""
-
-from __future__ import annotations
-
-GIB = 2**30
