@@ -6,6 +6,7 @@ import asyncio
 import errno
 import shlex
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
@@ -88,13 +89,13 @@ async def check(job: JobSpec, runs: Path, address: str | None, operator: Operato
     console.print("[green]the job is ready to train[/]")
 
 
-def claim_run(path: Path, wait_s: float, tell: Tell) -> Claim:
+def claim_run(path: Path, wait_s: float, tell: Tell, pause: Callable[[float], None] = time.sleep) -> Claim:
     """Become the owner of a run's folder; waits for the end of another owner for `wait_s` at most.
 
     Raises:
         FolderOwned: Another process owns it.
     """
-    return claim(path, NAMES, wait_s=wait_s, remedy=OWNED_REMEDY, tell=tell, silence_s=silence_s())
+    return claim(path, NAMES, wait_s=wait_s, remedy=OWNED_REMEDY, tell=tell, silence_s=silence_s(), pause=pause)
 
 
 async def claim_run_soon(path: Path, wait_s: float, tell: Tell) -> Claim:
@@ -106,9 +107,7 @@ async def claim_run_soon(path: Path, wait_s: float, tell: Tell) -> Claim:
             raise FolderOwned(f"{path} is not waited for any more")
 
     try:
-        return await asyncio.to_thread(
-            partial(claim, pause=pause), path, NAMES, wait_s=wait_s, tell=tell, silence_s=silence_s()
-        )
+        return await asyncio.to_thread(claim_run, path, wait_s, tell, pause)
     finally:
         cancelled.set()
 

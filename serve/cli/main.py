@@ -13,7 +13,7 @@ import asyncio
 import os
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -145,7 +145,8 @@ def train_command(
         folder = resume or run_folder
         if wait_for_run is not None and folder is None:
             raise typer.BadParameter("give it with --run-folder or --resume", param_hint="--wait-for-run")
-        with _owned(folder, wait_for_run) as claimed:
+        with ExitStack() as owning:
+            claimed = owning.enter_context(_owned(folder, wait_for_run))
             if folder is not None:
                 _restore(folder, operator)
             resumed = resume is not None or (run_folder is not None and _has_checkpoint(run_folder))
@@ -163,7 +164,7 @@ def train_command(
             given = [str(job), *given_options({"--address": address, "--config": config})]
             if claimed is None and open_:
                 folder = new_run_folder(runs, spec.suffix)
-                claimed = claim_run(folder, 0.0, print)
+                claimed = owning.enter_context(claim_run(folder, 0.0, print))
             if claimed is None or resume is not None:
                 training = train(spec, runs, claimed, address, operator, given)
             else:
