@@ -227,7 +227,7 @@ def _claimed(
                     return _owned(path, now.number + 1, names, silence_s, disk, clean=False)
             elif silent > SURE_AFTER * BEAT_S and not told_silent:
                 told_silent = True
-                tell(f"{path}: waiting {silence_s:g} s for a sign of {_described(now.beat)}, which has not ended it")
+                tell(f"{path}: waiting {silence_s:g} s for a sign of {_described(now.beat)}, whose end is not recorded")
             elif is_alive and waited >= wait_s:
                 within = f", and has not ended within {wait_s:g} s" if wait_s else ""
                 raise FolderOwned(f"{path} is used by {_described(now.beat)}{within}{remedy}")

@@ -156,47 +156,39 @@ def test_an_owner_notices_that_it_has_lost_the_folder(claims: list[Claim], tmp_p
     assert again.is_set(), "also one that asks later is told"
 
 
-def test_of_many_that_find_a_silent_owner_one_gets_the_folder(claims: list[Claim], tmp_path: Path) -> None:
-    """The others see the new owner, which is alive."""
-    dead = claimed(claims, tmp_path, silence_s=10_000.0)
-    (dead.at / "events.jsonl").write_text("1\n")
+def compete(claims: list[Claim], path: Path) -> list[Claim]:
+    """Eight processes want the folder; returns the claims of those that got it."""
     outcomes: list[Claim | FolderOwned] = []
 
-    def compete() -> None:
-        try:
-            outcomes.append(claim(tmp_path, NAMES, tell=[].append, silence_s=1.0))
-        except FolderOwned as error:
-            outcomes.append(error)
-
-    threads = [threading.Thread(target=compete) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    winners = [outcome for outcome in outcomes if isinstance(outcome, Claim)]
-    claims += winners
-    assert len(outcomes) == 8 and len(winners) == 1
-    assert (winners[0].at / "events.jsonl").read_text() == "1\n"
-    assert [entry.name for entry in tmp_path.glob("owner-*")] == [winners[0].at.name]
-
-
-def test_of_many_that_find_no_owner_one_gets_the_folder(claims: list[Claim], tmp_path: Path) -> None:
-    path, outcomes = tmp_path / "new", list[Claim | FolderOwned]()
-
-    def compete() -> None:
+    def one() -> None:
         try:
             outcomes.append(claim(path, NAMES, tell=[].append, silence_s=1.0))
         except FolderOwned as error:
             outcomes.append(error)
 
-    threads = [threading.Thread(target=compete) for _ in range(8)]
+    threads = [threading.Thread(target=one) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
     winners = [outcome for outcome in outcomes if isinstance(outcome, Claim)]
     claims += winners
-    assert len(outcomes) == 8 and len(winners) == 1
+    assert len(outcomes) == 8
+    return winners
+
+
+def test_of_many_that_find_a_silent_owner_one_gets_the_folder(claims: list[Claim], tmp_path: Path) -> None:
+    """The others see the new owner, which is alive."""
+    dead = claimed(claims, tmp_path, silence_s=10_000.0)
+    (dead.at / "events.jsonl").write_text("1\n")
+    winners = compete(claims, tmp_path)
+    assert len(winners) == 1
+    assert (winners[0].at / "events.jsonl").read_text() == "1\n"
+    assert [entry.name for entry in tmp_path.glob("owner-*")] == [winners[0].at.name]
+
+
+def test_of_many_that_find_no_owner_one_gets_the_folder(claims: list[Claim], tmp_path: Path) -> None:
+    assert len(compete(claims, tmp_path / "new")) == 1
 
 
 def test_files_of_an_older_version_are_moved_to_the_owner(claims: list[Claim], tmp_path: Path) -> None:
