@@ -267,15 +267,22 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _look_for(address: str) -> None:
-    """Fail early if nothing listens at `address`; Ray itself would retry for two minutes, then exit the process."""
+def unreachable(address: str) -> str | None:
+    """Why nothing answers at the HOST:PORT of a cluster's head; None if something does, or for Ray's own keywords."""
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal():  # "auto", "local": keywords of Ray
-        return
+    if not colon or not port.isdecimal():  # "auto", "local"
+        return None
     try:
         socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
     except OSError as error:
-        raise _no_cluster(address, error.strerror or str(error)) from error
+        return error.strerror or str(error)
+    return None
+
+
+def _look_for(address: str) -> None:
+    """Fail early if nothing listens at `address`; Ray itself would retry for two minutes, then exit the process."""
+    if (why := unreachable(address)) is not None:
+        raise _no_cluster(address, why)
 
 
 def _no_cluster(address: str, why: str, remedy: str = ADDRESS_REMEDY) -> InvalidJob:

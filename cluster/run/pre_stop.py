@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -16,23 +17,29 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.ray_cluster.drivers import Driver, drivers_on, without_ended
 from cluster.ray_cluster.job_status import NEEDED_TO_STOP_S, STOP_WAIT
-from cluster.ray_cluster.session import ray_session
+from cluster.ray_cluster.session import ray_session, unreachable
 from cluster.run.signals import STOP_REQUEST
 
 POLL_S = 0.5
 
 
-def stop_runs(node: str, wait_s: float) -> set[Driver]:
-    """Ask the runs on this node to stop, wait until they have ended, and return those that have not by then."""
+def stop_runs(node: str, wait_s: float, head_answers: Callable[[], bool]) -> set[Driver]:
+    """Ask the runs on this node to stop, wait until they have ended, and return those that have not by then.
+
+    `head_answers` tells whether the cluster's head still answers.
+    """
     deadline = time.monotonic() + wait_s
     left = drivers_on(node)
     ask: Any = ray.remote(num_cpus=0, max_retries=0)(_ask)
     for driver in left:
         there = NodeAffinitySchedulingStrategy(driver.node, soft=False)
         ask.options(scheduling_strategy=there).remote(driver.pid)
-    while (left := without_ended(left)) and time.monotonic() < deadline:
+    # Ray's tables are in the head: a question that it does not answer would end this process after a minute.
+    while head_answers() and (left := without_ended(left)):
+        if time.monotonic() >= deadline:
+            return left
         time.sleep(POLL_S)
-    return left
+    return set()
 
 
 def _ask(pid: int) -> None:
@@ -42,8 +49,12 @@ def _ask(pid: int) -> None:
 def main() -> None:
     """Stops the runs of this pod's node."""
     wait_s = float(os.environ.get(STOP_WAIT, NEEDED_TO_STOP_S))
-    with ray_session(os.environ.get("RAY_ADDRESS", "auto")):
-        left = stop_runs(ray.get_runtime_context().get_node_id(), wait_s)
+    address = os.environ.get("RAY_ADDRESS", "auto")
+    if why := unreachable(address):
+        print(f"the cluster's head at {address} is gone: {why}")
+        return
+    with ray_session(address):
+        left = stop_runs(ray.get_runtime_context().get_node_id(), wait_s, lambda: unreachable(address) is None)
     if left:
         raise SystemExit(f"{len(left)} run(s) have not ended within {wait_s:g} s: {STOP_WAIT} is too small")
 

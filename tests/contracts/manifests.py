@@ -122,6 +122,11 @@ class RayPod:
         return found
 
     @property
+    def cores(self) -> int:
+        """The cores that Ray may give to actors and tasks in this pod."""
+        return int(self.resources.get("CPU") or self.parameters["num-cpus"])
+
+    @property
     def gpus(self) -> int:
         return int(self.limits.get("nvidia.com/gpu", 0))
 
@@ -138,8 +143,9 @@ class RayPod:
             "memory": str(quantity(self.limits["memory"])),
         }
         options |= {"num-gpus": str(self.gpus)} if self.gpus else {}
-        if self.resources:
-            options["resources"] = json.dumps({name: float(amount) for name, amount in self.resources.items()})
+        custom = {name: float(amount) for name, amount in self.resources.items() if name != "CPU"}
+        if custom:
+            options |= {"num-cpus": str(self.cores), "resources": json.dumps(custom)}
         if self.ray_labels:
             options["labels"] = ",".join(f"{name}={value}" for name, value in self.ray_labels.items())
         options |= extra

@@ -61,3 +61,20 @@ def test_a_key_that_may_name_files_is_rejected_until_it_is_read() -> None:
     for content in ({"crds": ["crd.yaml"]}, {"patches": [{"path": "patch.yaml"}]}):
         with pytest.raises(ValueError, match=r"overlay/kustomization.yaml: add '(crds|patches)'"):
             list(named_files(PurePosixPath("overlay"), content))
+
+
+def test_no_patch_depends_on_the_position_in_a_list() -> None:
+    """An entry that is inserted in front of the one that is meant would get the change, without an error."""
+    for name in sorted(tracked_files()):
+        if PurePosixPath(name).name == "kustomization.yaml":
+            content = yaml.safe_load((K8S / name).read_text())
+            paths = [
+                change["path"] for patch in content.get("patches", []) for change in yaml.safe_load(patch["patch"])
+            ]
+            paths += [
+                path.replace(".", "/")
+                for replacement in content.get("replacements", [])
+                for target in replacement["targets"]
+                for path in target["fieldPaths"]
+            ]
+            assert not [path for path in paths if any(part.isdecimal() for part in path.split("/"))], name

@@ -71,7 +71,7 @@ def test_shared_memory_and_cpus_fit_the_pod_limits(overlay: str) -> None:
         for pod in ray_pods(cluster_spec(one(overlay, kind))):
             store = int(pod.parameters["object-store-memory"])
             assert store < quantity(size_limit(pod, "shm")) < quantity(pod.limits["memory"])
-            assert int(pod.parameters["num-cpus"]) <= quantity(pod.container["resources"]["requests"]["cpu"])
+            assert pod.cores <= quantity(pod.container["resources"]["requests"]["cpu"])
 
 
 @jobs
@@ -132,7 +132,7 @@ def node_of(pod: RayPod, count: int) -> dict[str, Any]:
     node = {
         "name": pod.group,
         "count": count,
-        "cores": int(pod.parameters["num-cpus"]),
+        "cores": pod.cores,
         "memory_gib": quantity(pod.limits["memory"]) / GIB,
         "object_store_gib": int(pod.parameters["object-store-memory"]) / GIB,
         "shm_gib": quantity(size_limit(pod, "shm")) / GIB,
@@ -176,7 +176,7 @@ async def test_a_job_of_the_api_waits_for_workers_that_have_not_started(
     )
     prepared = await prepare(
         job,
-        [Node("head", cores=float(head.parameters["num-cpus"]), memory_bytes=int(quantity(head.limits["memory"])))],
+        [Node("head", cores=head.cores, memory_bytes=int(quantity(head.limits["memory"])))],
         tmp_path / "runs",
         load_operator(tmp_path / "agent-rft.yaml"),
         dry_run=False,

@@ -80,13 +80,14 @@ def test_ray_requires_a_token_and_only_the_server_gets_its_secrets(overlay: str)
 @pytest.mark.parametrize("kind", CLUSTERS)
 def test_graders_pods_have_no_secret_no_volume_and_only_what_ray_places_there_for_graders(kind: str) -> None:
     (pod,) = [pod for pod in ray_pods(cluster_spec(one(GRADERS, kind))) if pod.group == PYTHON_GRADERS]
-    assert not {"env", "envFrom"} & set(pod.container)
+    assert "envFrom" not in pod.container
+    assert all(set(variable) == {"name", "value"} for variable in pod.container["env"])  # none from a Secret
     assert all("emptyDir" in volume for volume in pod.spec["volumes"])
     assert pod.spec["automountServiceAccountToken"] is False
-    assert set(pod.resources) == {PYTHON_GRADER}
+    assert set(pod.resources) == {"CPU", PYTHON_GRADER}
     assert int(pod.resources[PYTHON_GRADER]) > 1
     assert pod.ray_labels == {LABEL: "true"}  # keeps all actors away that need no cores; others find none
-    assert pod.parameters["num-cpus"] == "0"
+    assert pod.cores == 0
     assert "readinessProbe" not in pod.container  # KubeRay's keeps it out of the endpoints of the RayService
 
 

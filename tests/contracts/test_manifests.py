@@ -16,6 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from ray._common.utils import import_attr
+from ray._private import ray_constants
 from ray.dashboard.http_server_agent import PUBLIC_EXACT_PATHS
 from ray.scripts.scripts import start
 from ray.serve import Application
@@ -126,6 +127,69 @@ def test_the_three_clusters_have_the_same_pods(overlay: str) -> None:
     cluster["suspend"] = True
 
 
+# -- KubeRay's own rules, which its schemas do not contain -------------------------------------------------------------
+
+
+@overlays
+def test_kuberay_does_not_refuse_a_group_of_pods(overlay: str) -> None:
+    """As `ValidateRayClusterSpec` of its operator: a RayJob that breaks a rule has failed for good."""
+    for kind in CLUSTERS:
+        for pod in ray_pods(cluster_spec(one(overlay, kind))):
+            in_parameters = {"num-cpus", "num-gpus", "memory", "resources"} & set(pod.parameters)
+            assert not (in_parameters and pod.resources), f"{pod.group}: resources are set in two places"
+            assert "labels" not in pod.parameters, f"{pod.group}: labels belong to the group itself"
+            assert pod.spec.get("restartPolicy", "Never") == "Never"  # the autoscaler's version 2 requires it
+
+
+@overlays
+def test_no_two_objects_get_the_same_secret_or_service_from_kuberay(overlay: str) -> None:
+    """A RayCluster gets a Secret of its own name and a service `NAME-head-svc`; a RayService gets that service, too."""
+    cluster, service = (one(overlay, kind)["metadata"]["name"] for kind in ("RayCluster", "RayService"))
+    assert cluster not in SECRETS
+    services = [f"{cluster}-head-svc", f"{service}-head-svc", f"{service}-serve-svc"]
+    services += [found["metadata"]["name"] for found in of_kind(overlay, "Service")]
+    assert len(set(services)) == len(services)
+
+
+@overlays
+def test_ray_does_not_start_without_a_token(overlay: str) -> None:
+    """An operator before 1.6 gives pods no token: `ray start` then has to fail rather than open every port."""
+    for kind in CLUSTERS:
+        for pod in ray_pods(cluster_spec(one(overlay, kind))):
+            assert {"name": "RAY_AUTH_MODE", "value": "token"} in pod.container["env"], pod.group
+
+
+@overlays
+def test_pods_without_a_run_end_within_ten_seconds_of_sigterm(overlay: str) -> None:
+    """By default an engine's pod takes 31 s, and the autoscaler of a head's pod 75 s."""
+    for kind in CLUSTERS:
+        spec = cluster_spec(one(overlay, kind))
+        waits = {variable["name"]: float(variable["value"]) for variable in spec["autoscalerOptions"]["env"]}
+        assert waits["RAY_gcs_rpc_server_reconnect_timeout_s"] <= 5
+        for pod in ray_pods(spec):
+            environment = {variable["name"]: variable["value"] for variable in pod.container["env"]}
+            assert float(environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"]) <= 5
+
+
+@overlays
+def test_a_second_apply_changes_nothing(overlay: str) -> None:
+    """`kubectl apply` reports `configured` each time if it leaves out what Kubernetes fills in."""
+    for policy in of_kind(overlay, "NetworkPolicy"):
+        for rule in (*policy["spec"].get("ingress", []), *policy["spec"].get("egress", [])):
+            assert all("protocol" in port for port in rule.get("ports", [])), policy["metadata"]["name"]
+
+
+@overlays
+def test_tools_in_the_cluster_outlive_a_node(overlay: str) -> None:
+    for deployment in of_kind(overlay, "Deployment"):
+        assert deployment["spec"]["replicas"] > 1
+        pod = deployment["spec"]["template"]["spec"]
+        (spread,) = pod["topologySpreadConstraints"]
+        assert spread["topologyKey"] == "kubernetes.io/hostname"
+        assert spread["labelSelector"] == deployment["spec"]["selector"]
+        assert {toleration["tolerationSeconds"] for toleration in pod["tolerations"]} == {5}
+
+
 # -- references --------------------------------------------------------------------------------------------------------
 
 
@@ -205,13 +269,13 @@ def test_the_code_can_load_the_configuration(overlay: str, tmp_path: Path) -> No
 
 
 @overlays
-def test_the_code_reads_each_environment_variable(overlay: str) -> None:
+def test_our_code_or_rays_reads_each_environment_variable(overlay: str) -> None:
     folders = [ROOT / name for name in ("serve", "cluster", "actors", "trainer", "examples")]
     sources = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     for _, _, spec in pod_specs(overlay):
         for container in containers(spec):
             for variable in container.get("env", []):
-                assert variable["name"] in sources
+                assert variable["name"] in sources or hasattr(ray_constants, variable["name"])
     for name in image_environment():
         if name.startswith("AGENT_RFT"):
             assert name in sources

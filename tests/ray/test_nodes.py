@@ -116,11 +116,16 @@ async def test_a_node_that_is_to_end_first_has_its_runs_stop(nodes: Cluster) -> 
     driver = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, cwd=ROOT)
     assert driver.stdout is not None
     assert await driver.stdout.readline() == b"ready\n"
-    assert await asyncio.to_thread(stop_runs, node, 0.0) != set()  # it is asked, but has not ended yet
-    assert await asyncio.to_thread(stop_runs, node, 60.0) == set()
+    assert await asyncio.to_thread(stop_runs, node, 0.0, present) != set()  # it is asked, but has not ended yet
+    assert await asyncio.to_thread(stop_runs, node, 60.0, present) == set()
     assert await driver.communicate() == (b"saved\n", None)
     assert driver.returncode == 0
-    assert await asyncio.to_thread(stop_runs, node, 60.0) == set()
+    assert await asyncio.to_thread(stop_runs, node, 60.0, present) == set()
+
+
+def present() -> bool:
+    """The head answers."""
+    return True
 
 
 def node_of(actor: Any) -> str:
