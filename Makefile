@@ -30,7 +30,7 @@ NPM := PATH="$(NODE)/bin:$$PATH" node $(NODE)/lib/node_modules/npm/bin/npm-cli.j
 BUNDLE := $(CURDIR)/serve/console/bundle
 CHROMIUM := $(if $(shell command -v chromium),,$(if $(filter 0,$(shell id -u)),installed-chromium,build/chromium/usr/lib/chromium/chromium))
 
-.PHONY: setup quickstart console chromium installed-chromium panels dashboards fifteen-minutes real-model test unit chaos examples nightly lint docs bench bench-full gpu gpu-learner gpu-rank gpu-rank-wheels hashes sbom image clean
+.PHONY: setup quickstart console chromium installed-chromium panels dashboards fifteen-minutes real-model test unit chaos examples nightly kubernetes lint docs bench bench-full gpu gpu-learner gpu-rank gpu-rank-wheels hashes sbom image clean
 
 setup: $(STAMP)
 
@@ -139,6 +139,12 @@ examples: setup $(SMOLLM2) $(ICD10) $(CHROMIUM)
 
 nightly: setup $(SMOLLM2) $(ICD10) $(PROMETHEUS) $(CONSOLE_TOOLS) $(CHROMIUM) $(TRACKERS) panels chaos
 	$(PYTEST) tests $(CHAOS:%=--ignore=%) -m nightly
+
+# The laptop's overlay on the cluster of KUBECONFIG, for changes of k8s/, the Dockerfile, hooks and Ray's start: about
+# 40 minutes. tests/kubernetes/README.md lists what the cluster needs. The client warns of newer versions of Kubernetes and
+# leaves its connections to the garbage collector.
+kubernetes: setup
+	$(PYTEST) tests/kubernetes -s -W default
 
 lint: setup
 	$(BIN)/ruff check .

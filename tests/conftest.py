@@ -12,7 +12,7 @@ import pytest
 from tests.support.logs import LogPlugin
 
 TESTS = Path(__file__).parent
-ORDER = ("e2e", "chaos", "ray", "console", "contracts", "docs", "attacks", "integration", "unit")
+ORDER = ("e2e", "chaos", "ray", "console", "contracts", "docs", "attacks", "integration", "unit", "kubernetes")
 """Folders by the duration of their longest files, which start first so that no worker runs one alone at the end."""
 
 

@@ -57,7 +57,7 @@ def rendered(overlay: str) -> Sequence[Object]:
             edit(folder / "agent-rft.yaml", "wait_for_nodes_s:", "python_grader_nodes: true\nwait_for_nodes_s:")
         if overlay == CILIUM:
             edit(folder / "kustomization.yaml", "../../copies", "../../cilium, ../../copies")
-        command = [KUBECTL, "kustomize", folder]
+        command = [str(KUBECTL), "kustomize", str(folder)]
         text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return list(yaml.safe_load_all(text))
 

@@ -27,6 +27,7 @@ from typer.main import get_command
 from actors.runtime.nodes import ELSEWHERE
 from cluster.observability.dashboards.grafana import dashboard_json
 from cluster.observability.files import DASHBOARDS
+from cluster.ray_cluster import read_ahead
 from examples.ledger import make_data, server
 from serve.cli.main import app
 from serve.inference.model_server import ANSWER_TIMEOUT_S
@@ -58,6 +59,7 @@ IMAGE = "/opt/agent-rft/"
 SECRETS = {"agent-rft", "agent-rft-server", "agent-rft-tls"}
 MAX_APPLIED_BYTES = 2**18
 """`kubectl apply` stores the object in an annotation, whose size Kubernetes limits to this."""
+READ_AHEAD = ["python", "-m", read_ahead.__name__]
 DASHBOARD_PATHS = {8265: "/api/gcs_healthz"}
 """Health paths that the dashboard serves without a token, in addition to those of each node's agent."""
 
@@ -172,6 +174,15 @@ def test_pods_without_a_run_end_within_ten_seconds_of_sigterm(overlay: str) -> N
 
 
 @overlays
+def test_each_pod_reads_rays_files_before_ray_starts(overlay: str) -> None:
+    """`ray start` gives up on a node that has not registered after 30 s, as on a disk that is still cold."""
+    for kind in CLUSTERS:
+        for pod in ray_pods(cluster_spec(one(overlay, kind))):
+            assert pod.spec["initContainers"][0]["command"] == READ_AHEAD
+    read_ahead.main()  # all of its modules exist
+
+
+@overlays
 def test_a_second_apply_changes_nothing(overlay: str) -> None:
     """`kubectl apply` reports `configured` each time if it leaves out what Kubernetes fills in."""
     for policy in of_kind(overlay, "NetworkPolicy"):
@@ -208,7 +219,9 @@ def test_commands_exist_in_the_image(overlay: str) -> None:
         declared = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert declared == {"tools": options.tools_port, "grader": options.grader_port}
     for _, _, spec in pod_specs(overlay):
-        for container in spec.get("initContainers", []):
+        first, *others = spec.get("initContainers", [{"command": READ_AHEAD}])
+        assert first["command"] == READ_AHEAD
+        for container in others:
             assert container["command"] == ["bash", "-ec"]
             download, data = container["args"][0].split(" && ")
             assert download.split()[:2] == ["hf", "download"]

@@ -1,0 +1,142 @@
+"""A RayJob from `kubectl apply` to its end, with what may happen to its pods, its nodes and Kubernetes on the way.
+
+One job runs through all tests of this file, in their order.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+import pytest
+
+from tests.kubernetes.cluster import JOB, Cluster, RayJob, operators
+from trainer.events import CheckpointSaved, JobEnded, JobResumed, StepDone
+
+EPOCHS, STEPS = 3, 45
+START_S = 600
+"""How long a cluster's pods may take until the job trains: on two busy cores, with a cold disk."""
+
+
+def test_the_manuals_commands_start_a_job_that_trains(applied: Cluster, watched: subprocess.Popen[str]) -> None:
+    with applied.timed("from `kubectl apply` to the third step"):
+        applied.past(2, START_S)
+    assert watched.poll() is None
+    watched.terminate()
+    shown, _ = watched.communicate()
+    assert '"kind": "job_started"' in shown and '"kind": "step_done"' in shown
+
+
+def test_a_job_whose_head_is_lost_resumes_from_its_last_checkpoint(applied: Cluster) -> None:
+    applied.past(5, START_S)
+    first = applied.cluster_of_job()
+    head = applied.head(first)
+    assert head is not None
+    head.delete(grace_period=0, force=True)
+    with applied.timed("a lost head: from its end to the next step"):
+        applied.until("another cluster", lambda: applied.cluster_of_job() not in ("", first), START_S)
+        resumed = applied.until("a resumption", lambda: resumptions(applied), START_S)[-1]
+        applied.past(resumed + 1, START_S)
+    saved = [found.event.step for found in applied.run_events() if isinstance(found.event, CheckpointSaved)]
+    assert resumed in saved
+
+
+def test_a_drained_cluster_saves_a_checkpoint_and_its_successor_goes_on(applied: Cluster) -> None:
+    before, at = resumptions(applied), applied.steps()[-1]
+    first = applied.cluster_of_job()
+    nodes = sorted({pod.spec.nodeName for pod in applied.pods(cluster=first)})
+    with applied.timed("`kubectl drain` of the job's pods"):
+        for node in nodes:
+            pods = f"--pod-selector=ray.io/cluster={first}"
+            done = applied.kubectl("drain", node, pods, "--delete-emptydir-data", "--timeout=200s", check=False)
+            assert done.returncode == 0, done.stderr
+    for node in nodes:
+        applied.kubectl("uncordon", node)
+    with applied.timed("from the end of the drain to the next step"):
+        resumed = applied.until("a resumption", lambda: resumptions(applied)[len(before) :], START_S)[0]
+        applied.past(resumed, START_S)
+    assert resumed >= at
+    assert outcomes(applied)[-1] == "stopped"
+    after = [found.event for found in applied.run_events()]
+    index = next(i for i, event in enumerate(after) if isinstance(event, JobEnded) and event.outcome == "stopped")
+    done_before = [event.step for event in after[:index] if isinstance(event, StepDone)]
+    assert resumed == done_before[-1], "steps were done twice"
+
+
+def test_a_suspended_job_that_is_resumed_at_once_has_one_writer(applied: Cluster) -> None:
+    before, first = resumptions(applied), applied.cluster_of_job()
+    job = applied.get(RayJob, JOB)
+    with applied.timed("`suspend` true, then false at once, to the next step"):
+        job.patch({"spec": {"suspend": True}})
+        job.patch({"spec": {"suspend": False}})
+        time.sleep(5)  # not for luck: the controller may or may not have seen the first change, and both must be right
+        if applied.cluster_of_job() == first:
+            job.patch({"spec": {"suspend": True}})
+            applied.until("the job is suspended", lambda: applied.cluster_of_job() != first, 300)
+            job.patch({"spec": {"suspend": False}})
+        resumed = applied.until("a resumption", lambda: resumptions(applied)[len(before) :], START_S)[0]
+        applied.past(resumed, START_S)
+    steps = applied.steps()
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_training_goes_on_without_the_operator_and_the_api_server(applied: Cluster) -> None:
+    for operator in operators(applied.api):
+        operator.delete()
+    step = applied.steps()[-1]
+    applied.past(step, 120)
+    with applied.api_server_away(60), applied.timed("the API server away"):
+        pass
+    known = [found.event for found in applied.run_events()]
+    assert applied.past(step + 2, 120)
+    assert not any(isinstance(event, JobEnded) for event in known[-5:])
+    applied.until("a new operator", lambda: any(found.ready() for found in operators(applied.api)), 300)
+
+
+def test_a_node_that_is_cut_off_loses_no_more_than_a_few_minutes(applied: Cluster) -> None:
+    current = applied.cluster_of_job()
+    (learner,) = applied.pods(cluster=current, group="learner")
+    service = applied.head(applied.cluster_of_service())
+    head = applied.head(current)
+    assert service is not None and head is not None
+    cut = next(
+        pod.spec.nodeName
+        for pod in [learner, *applied.pods(cluster=current, group="engine")]
+        if pod.spec.nodeName not in (service.spec.nodeName, head.spec.nodeName)
+    )
+    step = applied.steps()[-1]
+    with applied.node_off_the_network(cut), applied.timed("a node cut off the network: to the next step"):
+        applied.past(step + 2, 900)
+    applied.until("all nodes are ready", lambda: applied.nodes_ready(), 300)
+
+
+def test_the_job_succeeds_and_each_step_was_done_once(applied: Cluster) -> None:
+    with applied.timed("to the end of the job"):
+        status = applied.until("the job's end", lambda: ended(applied), 1200)
+    assert status["jobStatus"] == "SUCCEEDED", status
+    assert applied.steps() == list(range(1, STEPS + 1))
+    assert outcomes(applied)[-1] == "done"
+    pods = applied.until("the cluster is deleted", lambda: not applied.pods(cluster=status["rayClusterName"]), 300)
+    assert pods
+    head = applied.head(applied.cluster_of_service())
+    assert head is not None
+    listed = applied.run(head, "ls", f"/var/lib/agent-rft/runs/job/checkpoints/step-{STEPS:06d}")
+    assert "config.json" in listed
+
+
+def resumptions(cluster: Cluster) -> list[int]:
+    """The steps from which the job was resumed so far."""
+    return [found.step for found in cluster.run_events() if isinstance(found.event, JobResumed)]
+
+
+def outcomes(cluster: Cluster) -> list[str]:
+    return [found.event.outcome for found in cluster.run_events() if isinstance(found.event, JobEnded)]
+
+
+def ended(cluster: Cluster) -> dict[str, str] | None:
+    """The RayJob's status once it has ended."""
+    status: dict[str, str] = cluster.get(RayJob, JOB).raw.get("status", {})
+    return status if status.get("jobStatus") in ("SUCCEEDED", "FAILED", "STOPPED") else None
+
+
+pytestmark = pytest.mark.timeout(1800)
