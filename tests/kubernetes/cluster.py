@@ -24,10 +24,19 @@ from trainer.run_events import RunEvent
 
 NAMESPACE, JOB, SERVICE = "agent-rft", "agent-rft-job", "agent-rft"
 RUN = "/var/lib/agent-rft/runs/job"
+EPOCHS = 8
+"""Of the RayJob, so that it trains long enough for all that happens to it; one has 15 steps."""
 POLL_S = 1.0
 VARIABLES = ("CUT", "JOIN", "STOP_API", "START_API", "PUBLIC_ADDRESS")
-NOT_YET = (kr8s.ServerError, kr8s.NotFoundError, kr8s.APITimeoutError, kr8s.ExecError, httpx.TransportError)
-"""What the client raises while the API server, an object or a pod is away."""
+NOT_YET = (
+    kr8s.ServerError,
+    kr8s.NotFoundError,
+    kr8s.APITimeoutError,
+    kr8s.ExecError,
+    httpx.TransportError,
+    ExceptionGroup,
+)
+"""What the client raises while the API server, an object or a pod is away; a command in a pod raises it in a group."""
 StorageClass = new_class("StorageClass", "storage.k8s.io/v1", namespaced=False, plural="storageclasses")
 RayCluster = new_class("RayCluster", "ray.io/v1", namespaced=True)
 RayJob = new_class("RayJob", "ray.io/v1", namespaced=True)
@@ -59,8 +68,8 @@ class Means:
         return cls(Path(volume) if volume else None, *(environment.get(name, "") for name in VARIABLES))
 
 
-def missing(api: kr8s.Api, image: str, means: Means) -> str | None:
-    """A sentence that names what the cluster lacks, or None."""
+def missing(api: kr8s.Api, image: str, means: Means, keep: bool) -> str | None:
+    """A sentence that names what the cluster lacks, or None; if `keep`, the namespace may exist."""
     if not any(pod.status.get("phase") == "Running" for pod in operators(api)):
         return "the KubeRay operator does not run in this cluster: install it as docs/kubernetes.md says"
     for node in listed(Node, api):
@@ -70,7 +79,7 @@ def missing(api: kr8s.Api, image: str, means: Means) -> str | None:
     classes = [found.metadata.get("annotations", {}) for found in listed(StorageClass, api)]
     if means.volume is None and not any("storageclass.kubernetes.io/is-default-class" in found for found in classes):
         return "the cluster has no default StorageClass: give VOLUME, a folder that all nodes share"
-    if listed(Namespace, api, field_selector=f"metadata.name={NAMESPACE}"):
+    if listed(Namespace, api, field_selector=f"metadata.name={NAMESPACE}") and not keep:
         return f"the namespace {NAMESPACE} exists already: the tests would delete it"
     lacking = [
         name.upper() for name in ("cut", "join", "stop_api", "start_api", "public_address") if not getattr(means, name)
@@ -126,11 +135,15 @@ class Cluster:
         """Delete all that the tests made."""
         for namespace in self._namespaces():
             namespace.delete()
-        self.until("the namespace is deleted", lambda: not self._namespaces(), 300)
+        self.until("the namespace is deleted", lambda: not self.exists(), 300)
         if self.means.volume is not None:
             for volume in listed(PersistentVolume, self.api, field_selector="metadata.name=agent-rft-test"):
                 volume.delete()
             shutil.rmtree(self.means.volume, ignore_errors=True)
+
+    def exists(self) -> bool:
+        """Whether the namespace is there."""
+        return bool(self._namespaces())
 
     def _namespaces(self) -> list[Any]:
         return listed(Namespace, self.api, field_selector=f"metadata.name={NAMESPACE}")
@@ -268,6 +281,10 @@ class Cluster:
     def past(self, step: int, within_s: float) -> int:
         """Wait until the RayJob has done more than `step` steps, and return its last one."""
         return self.until(f"step {step + 1}", lambda: next((s for s in self.steps()[::-1] if s > step), None), within_s)
+
+    def next_step(self, within_s: float) -> int:
+        """Wait for one more step of the RayJob than it has done, and return it."""
+        return self.past(max(self.steps(), default=0), within_s)
 
     # -- records -------------------------------------------------------------------------------------------------------
 

@@ -11,11 +11,12 @@ from typing import Any
 import kr8s
 import pytest
 
-from tests.kubernetes.cluster import Cluster, Means, manual_blocks, missing
+from tests.kubernetes.cluster import EPOCHS, Cluster, Means, manual_blocks, missing
 from tests.support.paths import ROOT
 
 IMAGE = f"agent-rft:{version('agent-rft')}-cpu"
 FILES = ("test_job.py", "test_service.py", "test_network.py", "test_failures.py")
+KEEP = "KEEP" in os.environ
 LOGS = ROOT / "build" / "kubernetes"
 
 
@@ -25,30 +26,32 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     means = Means.given()
     try:
         api = kr8s.api(namespace="agent-rft")
-        lacking = missing(api, IMAGE, means)
+        lacking = missing(api, IMAGE, means, KEEP)
     except (kr8s.APITimeoutError, kr8s.ConnectionClosedError, kr8s.ServerError, OSError, ValueError) as error:
         lacking = f"no cluster answers; set KUBECONFIG: {error}"
     if lacking:
         pytest.exit(f"make kubernetes: {lacking}", returncode=2)
     found = Cluster(api, means, tmp_path_factory.mktemp("manifests"))
-    found.make_volume()
+    if not found.exists():
+        found.make_volume()
     try:
         yield found
     finally:
         for name, seconds in found.times.items():
             print(f"{seconds:7.0f} s  {name}")
-        if "KEEP" not in os.environ:
+        if not KEEP:
             found.remove()
 
 
 @pytest.fixture(scope="session")
 def applied(cluster: Cluster) -> Cluster:
     """The laptop's overlay, as the manual's commands apply it; its job has more epochs, for all that happens to it."""
-    cluster.edit("overlays/laptop/job.yaml", "n_epochs: 1", "n_epochs: 3")
-    create, *_ = manual_blocks()
-    process = cluster.shell(create)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
+    cluster.edit("overlays/laptop/job.yaml", "n_epochs: 1", f"n_epochs: {EPOCHS}")
+    if not cluster.exists():
+        create, *_ = manual_blocks()
+        process = cluster.shell(create)
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output
     return cluster
 
 
