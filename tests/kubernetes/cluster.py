@@ -36,7 +36,7 @@ NOT_YET = (
     httpx.TransportError,
     ExceptionGroup,
 )
-"""What the client raises while the API server, an object or a pod is away; a command in a pod raises it in a group."""
+"""What the client raises while the API server, an object or a pod is away; commands in pods raise it in a group."""
 StorageClass = new_class("StorageClass", "storage.k8s.io/v1", namespaced=False, plural="storageclasses")
 RayCluster = new_class("RayCluster", "ray.io/v1", namespaced=True)
 RayJob = new_class("RayJob", "ray.io/v1", namespaced=True)
