@@ -336,6 +336,17 @@ class CheckpointStoreFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointStoreTaken(Event):
+    """Another process has claimed the run's checkpoints in the store, so this process uploads no more of them.
+
+    Either this process was suspended or cut off and the run was started elsewhere: stop this process. Or two runs have
+    folders of the same name: give one of them another name.
+    """
+
+    LEVEL: ClassVar[Level] = "warn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateConverted(Event):
     """A checkpoint was written with other ranks, another ZeRO stage or dtype, and converted on loading.
 

@@ -363,7 +363,7 @@ class Fleet:
                 published = self._sync.last if self._sync is not None else None
             if self._sync is not None and published is not None:
                 with suppress(WeightsLost):  # the learner is found to be lost soon, and publishes them again
-                    outcome = await self._sync.catch_up(published, seat.worker)
+                    outcome = await self._sync.catch_up(published, seat.worker, len(self._seats))
                     if isinstance(outcome, EngineFailed):
                         raise outcome
             async with self._changed:

@@ -124,8 +124,9 @@ class WeightSync:
         try:
             async with asyncio.timeout(timeout_s):
                 for ref, layout in published.buckets:
-                    await ask(worker.stage.remote(ref, layout), "an engine", EngineFailed)
-                loaded: Loaded = await ask(worker.swap.remote(published.version), "an engine", EngineFailed)
+                    await ask(worker.stage.remote(ref, layout), "an engine", EngineFailed, timeout_s)
+                swap = worker.swap.remote(published.version)
+                loaded: Loaded = await ask(swap, "an engine", EngineFailed, timeout_s)
         except ObjectLostError as error:
             if self.last is published:
                 self.last = None

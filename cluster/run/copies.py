@@ -12,9 +12,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from cluster.records.redact import plain
+from cluster.stores.checkpoint_claims import CheckpointsTaken
 from cluster.stores.checkpoint_store import CheckpointStore, StoreFailed
+from trainer.data.ownership import Claim
 from trainer.errors import RftError
-from trainer.events import CheckpointCopied, CheckpointStoreFailed, PhaseBegan
+from trainer.events import CheckpointCopied, CheckpointStoreFailed, CheckpointStoreTaken, PhaseBegan
 from trainer.loop.checkpoint import latest_checkpoint
 from trainer.protocols import Emit
 from trainer.spec.operator.config import Operator
@@ -39,18 +41,24 @@ def restore(
     store: CheckpointStore | None,
     tell: Callable[[str], object],
     sleep: Callable[[float], None] = time.sleep,
+    owner: Claim | None = None,
 ) -> None:
     """Bring the checkpoints of a run into its folder, if the store has a newer one than the folder.
 
-    `tell` gets a sentence about what was done. A folder with a checkpoint is used as it is if the store fails.
+    `tell` gets a sentence about what was done. A folder with a checkpoint is used as it is if the store fails. `owner`
+    is given by the process that is about to train: it claims the run's checkpoints in the store first.
 
     Raises:
+        FolderLost: Another process has taken over the run folder.
         RftError: The store fails, or a checkpoint there is damaged.
     """
     if store is None:
         return
     for pause in (*FETCH_PAUSES_S, None):
         try:
+            if owner is not None:
+                owner.check()
+                store.claim(run_folder)
             fetched = store.fetch(run_folder)
             break
         except StoreFailed as error:
@@ -87,8 +95,11 @@ class Copies:
         self._due: Path | None = None
         self._current: Path | None = None
         self._working: asyncio.Task[None] | None = None
+        self._taken = False
 
     def add(self, checkpoint: Path, prune: Callable[[], None]) -> None:
+        if self._taken:
+            return
         self._due = checkpoint
         if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work(prune))
@@ -119,6 +130,10 @@ class Copies:
             step, started = int(self._current.name.removeprefix("step-")), time.monotonic()
             try:
                 num_bytes = await asyncio.to_thread(self._store.put, self._run_folder, self._current)
+            except CheckpointsTaken:
+                self._emit(CheckpointStoreTaken(step=step))
+                self._taken, self._due = True, None
+                break
             except RftError as error:
                 if self._due == self._current:
                     continue  # it was written again meanwhile

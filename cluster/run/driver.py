@@ -225,7 +225,7 @@ async def _run(
     tell = partial(console.print, soft_wrap=True, markup=False)
     before = None
     if claimed is not None:
-        await asyncio.to_thread(restore, claimed.path, store, tell)
+        await asyncio.to_thread(restore, claimed.path, store, tell, owner=claimed if learner else None)
         before = RunFolder(claimed.path, at=claimed.at)
         before.now.unlink(missing_ok=True)  # of a driver that was killed
     resumes = before is not None and (before.resumes if learner else bool(before.draws))

@@ -1,17 +1,16 @@
 """Copies of checkpoints at any location that fsspec supports, such as `s3://bucket/checkpoints`.
 
-    <run>/step-000005/files-3f9c.../model.safetensors   one upload: the checkpoint's files, and those of RECORDS
-    <run>/step-000005/manifest.json                     names the upload and its files, with sizes and digests
+    <run>/owner-000002/step-000005/files-3f9c.../model.safetensors   one upload: the checkpoint's files, and RECORDS
+    <run>/owner-000002/step-000005/manifest.json    names the upload and its files, with sizes and digests
 
 A checkpoint is complete with its manifest, which is written last and replaced at once: a reader sees all of it, what
-was there before, or nothing. What a killed upload left is removed by later ones. Calls block; few files are in flight,
-and none is held in memory.
+was there before, or nothing. What a killed upload left is removed by later ones. One process writes the checkpoints of
+a run, see `cluster.stores.checkpoint_claims`. Calls block; few files are in flight, and none is held in memory.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 import secrets
 import shutil
 import threading
@@ -25,6 +24,15 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from cluster.stores.blobs import open_location
+from cluster.stores.checkpoint_claims import (
+    MANIFEST,
+    NO_OWNER,
+    STEP,
+    CheckpointClaims,
+    last_part,
+    refuse_newer,
+    step_number,
+)
 from trainer.data.durable import sync_to_disk
 from trainer.data.ownership import files_of
 from trainer.errors import RftError, UserError
@@ -39,8 +47,6 @@ FORMAT = 1
 NUM_AT_A_TIME = 4
 CHUNK_BYTES = 8 << 20
 MAX_MANIFEST_BYTES = 16 << 20
-_MANIFEST = "manifest.json"
-_STEP = re.compile(r"step-\d{6,12}")
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -51,7 +57,7 @@ class StoreFailed(RftError):
 
 
 class CheckpointStore:
-    """The checkpoints of all runs, each below the name of its run folder. One process writes those of a run."""
+    """The checkpoints of all runs, each below the name of its run folder."""
 
     def __init__(self, url: str) -> None:
         """Open the location.
@@ -66,6 +72,7 @@ class CheckpointStore:
         with _asking("open it"):
             self._files, root = open_location(url, SETTING)
         self._root = root.rstrip("/")
+        self._claims = CheckpointClaims(self._files, self._root, SETTING)
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -74,6 +81,18 @@ class CheckpointStore:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
+    def claim(self, run_folder: Path) -> None:
+        """Become the process that writes a run's checkpoints; an earlier one gets CheckpointsTaken.
+
+        `put` does this if it was not done before.
+
+        Raises:
+            StoreFailed: The store failed.
+            UserError: The store cannot create a file only if it does not exist.
+        """
+        with _asking("claim the checkpoints of a run"):
+            self._claims.take(_run_name(run_folder))
+
     def put(self, run_folder: Path, checkpoint: Path) -> int:
         """Upload a complete checkpoint of a run; returns its bytes, or 0 if it is there already.
 
@@ -81,12 +100,14 @@ class CheckpointStore:
 
         Raises:
             StoreFailed: The store failed, or the checkpoint was removed or replaced meanwhile.
+            CheckpointsTaken: Another process writes the run's checkpoints.
         """
-        at, upload = self._at(_run_name(run_folder), checkpoint.name), f"files-{secrets.token_hex(8)}"
+        run, upload = _run_name(run_folder), f"files-{secrets.token_hex(8)}"
         with _asking("copy a checkpoint"):
-            identity = checkpoint.stat().st_ino
+            identity = checkpoint.stat().st_ino  # fails before the claim if another process has taken the run folder
+            at = self._claims.at(run, self._claims.own(run), checkpoint.name)
             names = [str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file()]
-            if self._has(run_folder, checkpoint, names):
+            if self._has(run, checkpoint, names):
                 return 0
             files = self._send_all(checkpoint, names, f"{at}/{upload}/checkpoint")
             records = [name for name in RECORDS if (run_folder / name).exists()]
@@ -94,19 +115,20 @@ class CheckpointStore:
             if checkpoint.stat().st_ino != identity:
                 raise StoreFailed(f"{checkpoint.name} was written again meanwhile")
             self._write(at, _Manifest(format=FORMAT, upload=upload, files=files, records=recorded))
-            for path in self._list(at):
-                if _name(path) not in (upload, _MANIFEST):
+            for path in self._claims.paths_in(at):
+                if last_part(path) not in (upload, MANIFEST):
                     self._files.rm(path, recursive=True)
         return sum(file.size for file in files)
 
-    def _has(self, run_folder: Path, checkpoint: Path, names: Sequence[str]) -> bool:
-        run = _run_name(run_folder)
-        if checkpoint.name not in self._complete(run):
+    def _has(self, run: str, checkpoint: Path, names: Sequence[str]) -> bool:
+        owner = self._complete(run).get(checkpoint.name)
+        if owner is None:
             return False
         try:
-            digests = {file.name: file.blake2b for file in self._manifest(run, checkpoint.name).files}
+            manifest = self._manifest(self._claims.at(run, owner, checkpoint.name))
         except UserError:  # it is damaged, and replaced
             return False
+        digests = {file.name: file.blake2b for file in manifest.files}
         state = hashlib.blake2b((checkpoint / STATE).read_bytes()).hexdigest()
         return digests.keys() == set(names) and digests.get(STATE) == state
 
@@ -115,24 +137,44 @@ class CheckpointStore:
 
         Raises:
             StoreFailed: The store failed; the rest is removed next time.
+            CheckpointsTaken: Another process writes the run's checkpoints.
         """
         run = _run_name(run_folder)
         with _asking("remove a checkpoint"):
-            whole = self._complete(run)
-            for name in sorted({*self._steps(run)} - {*whole[-1:]}):
-                at, local = self._at(run, name), run_folder / "checkpoints" / name
-                if name not in whole or not local.exists():
-                    with suppress(FileNotFoundError):
-                        self._files.rm_file(f"{at}/{_MANIFEST}")  # first, so that no reader finds half a checkpoint
-                    with suppress(FileNotFoundError):
-                        self._files.rm(at, recursive=True)
-                elif not (local / TRAINING_STATE).exists():
-                    self._remove_state(run, name)
+            number = self._claims.own(run)
+            # Later claims and their checkpoints do not count: they are of a process that may have another run folder.
+            owners = [owner for owner in self._claims.owners(run) if owner <= number]
+            complete = self._claims.complete(run, [number])
+            newest = next(reversed(complete), None)
+            for owner in owners:
+                for name in self._claims.steps(run, owner):
+                    is_complete, at = complete.get(name) == owner, self._claims.at(run, owner, name)
+                    if not is_complete:
+                        self._remove(run, at)
+                    elif name != newest:
+                        self._remove_superfluous(run, at, run_folder / "checkpoints" / name)
+            for earlier in {*owners, *self._claims.numbers(run)}:
+                if NO_OWNER < earlier < number and not self._claims.steps(run, earlier):
+                    self._claims.remove(run, earlier)
 
-    def _remove_state(self, run: str, name: str) -> None:
-        at, manifest = self._at(run, name), self._manifest(run, name)
+    def _remove_superfluous(self, run: str, at: str, local: Path) -> None:
+        if not local.exists():
+            self._remove(run, at)
+        elif not (local / TRAINING_STATE).exists():
+            self._remove_state(run, at)
+
+    def _remove(self, run: str, at: str) -> None:
+        self._claims.own(run)  # another process may have claimed it since the last removal
+        with suppress(FileNotFoundError):
+            self._files.rm_file(f"{at}/{MANIFEST}")  # first, so that no reader finds half a checkpoint
+        with suppress(FileNotFoundError):
+            self._files.rm(at, recursive=True)
+
+    def _remove_state(self, run: str, at: str) -> None:
+        manifest = self._manifest(at)
         models = [file for file in manifest.files if not file.name.startswith(f"{TRAINING_STATE}/")]
         if len(models) < len(manifest.files):
+            self._claims.own(run)
             self._write(at, manifest.model_copy(update={"files": models}))
             self._files.rm(f"{at}/{manifest.upload}/checkpoint/{TRAINING_STATE}", recursive=True)
 
@@ -154,9 +196,9 @@ class CheckpointStore:
         return _File(name=name, size=size, blake2b=digest.hexdigest())
 
     def _write(self, at: str, manifest: _Manifest) -> None:
-        temporary = f"{at}/{_MANIFEST}.new"
+        temporary = f"{at}/{MANIFEST}.new"
         self._files.pipe_file(temporary, manifest.model_dump_json().encode())
-        self._files.mv(temporary, f"{at}/{_MANIFEST}")
+        self._files.mv(temporary, f"{at}/{MANIFEST}")
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -167,7 +209,7 @@ class CheckpointStore:
             StoreFailed: The store failed.
         """
         with _asking("list checkpoints"):
-            return self._complete(run)
+            return list(self._complete(run))
 
     def fetch(self, run_folder: Path) -> list[str]:
         """Download a run's checkpoints, if its folder has none as new as the newest here; returns their names.
@@ -178,29 +220,31 @@ class CheckpointStore:
         """
         here, run = files_of(run_folder), _run_name(run_folder)
         checkpoints = here / "checkpoints"
-        latest, there = latest_checkpoint(checkpoints), self.complete(run)
-        if not there or (latest is not None and _step(latest[0].name) >= _step(there[-1])):
+        with _asking("list checkpoints"):
+            there = self._complete(run)
+        latest, newest = latest_checkpoint(checkpoints), next(reversed(there), None)
+        if newest is None or (latest is not None and step_number(latest[0].name) >= step_number(newest)):
             return []
         missing = [name for name in there if not (checkpoints / name).exists()]
         for name in missing:
-            self._fetch(run, name, checkpoints / f"{name}.tmp")
-        self._fetch_records(run, here, there[-1])
+            self._fetch(self._claims.at(run, there[name], name), checkpoints / f"{name}.tmp")
+        self._fetch_records(self._claims.at(run, there[newest], newest), here)
         for name in missing:  # all at once, the newest last: without it the older ones must not count
             complete(checkpoints / f"{name}.tmp")
         return missing
 
-    def _fetch(self, run: str, name: str, folder: Path) -> None:
-        manifest = self._manifest(run, name)
-        at = f"{self._at(run, name)}/{manifest.upload}/checkpoint"
+    def _fetch(self, at: str, folder: Path) -> None:
+        manifest = self._manifest(at)
+        files = f"{at}/{manifest.upload}/checkpoint"
         shutil.rmtree(folder, ignore_errors=True)
-        _each(lambda file: self._receive(f"{at}/{file.name}", file, folder / file.name), manifest.files)
+        _each(lambda file: self._receive(f"{files}/{file.name}", file, folder / file.name), manifest.files)
 
-    def _fetch_records(self, run: str, here: Path, name: str) -> None:
-        manifest = self._manifest(run, name)
+    def _fetch_records(self, at: str, here: Path) -> None:
+        manifest = self._manifest(at)
         for file in manifest.records:
             record = here / file.name
             received = record.with_suffix(".tmp")
-            self._receive(f"{self._at(run, name)}/{manifest.upload}/run/{file.name}", file, received)
+            self._receive(f"{at}/{manifest.upload}/run/{file.name}", file, received)
             received.replace(record)
             sync_to_disk(record.parent)
         Journal(here / "journal").restored()
@@ -220,8 +264,8 @@ class CheckpointStore:
             if hashlib.file_digest(content, hashlib.blake2b).hexdigest() != file.blake2b:
                 raise self._damaged(source, "has other content than was uploaded")
 
-    def _manifest(self, run: str, name: str) -> _Manifest:
-        path = f"{self._at(run, name)}/{_MANIFEST}"
+    def _manifest(self, at: str) -> _Manifest:
+        path = f"{at}/{MANIFEST}"
         try:
             with _asking("read a manifest"):
                 content = self._files.cat_file(path, end=MAX_MANIFEST_BYTES)
@@ -229,44 +273,27 @@ class CheckpointStore:
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             raise self._damaged(path, f"is damaged ({first['msg']})") from None
-        if manifest.format > FORMAT:
-            raise UserError(
-                f"{self._shown(path)} was written by a newer version of agent-rft; resume with that version"
-            )
+        refuse_newer(manifest.format, FORMAT, self._shown(path))
         return manifest
 
     def _damaged(self, path: str, what: str) -> UserError:
         """What is wrong with a file, and the remedy; the checkpoint before is used only if somebody says so."""
         shown = self._shown(path)
-        run, step = shown.split("/")[:2]
+        run, *folders = shown.split("/")
+        to_step = 1 + next(index for index, name in enumerate(folders) if STEP.fullmatch(name))
+        step = "/".join([run, *folders[:to_step]])
         return UserError(
-            f"{shown} in the checkpoint store {what}; restore it, or remove {run}/{step} there to resume from the "
+            f"{shown} in the checkpoint store {what}; restore it, or remove {step} there to resume from the "
             f"checkpoint before it",
             public="a checkpoint in the operator's checkpoint store is damaged",
         )
 
-    # -- names ---------------------------------------------------------------------------------------------------------
-
-    def _at(self, run: str, checkpoint: str) -> str:
-        return f"{self._root}/{run}/{checkpoint}"
+    def _complete(self, run: str) -> dict[str, int]:
+        return self._claims.complete(run, self._claims.numbers(run))
 
     def _shown(self, path: str) -> str:
         """A path below the store's own, which may be private."""
         return path.removeprefix(f"{self._root}/")
-
-    def _complete(self, run: str) -> list[str]:
-        return [name for name in self._steps(run) if self._files.exists(f"{self._at(run, name)}/{_MANIFEST}")]
-
-    def _steps(self, run: str) -> list[str]:
-        names = map(_name, self._list(f"{self._root}/{run}"))
-        return sorted((name for name in names if _STEP.fullmatch(name)), key=_step)
-
-    def _list(self, at: str) -> list[str]:
-        self._files.invalidate_cache()  # others may have written
-        try:
-            return [str(path) for path in self._files.ls(at, detail=False)]
-        except FileNotFoundError:
-            return []
 
 
 def _inside(name: str) -> str:
@@ -299,14 +326,6 @@ class _Manifest(BaseModel):
 
 def _run_name(run_folder: Path) -> str:
     return run_folder.resolve().name
-
-
-def _name(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[2]
-
-
-def _step(name: str) -> int:
-    return int(name.removeprefix("step-"))
 
 
 def _each(work: Callable[[S], T], items: Iterable[S]) -> list[T]:

@@ -118,6 +118,8 @@ def _trouble(event: e.Event) -> str:
             what = "take a checkpoint" if event.action == "copy" else "remove older checkpoints"
             again = "at the next checkpoint" if event.again_in_s is None else f"in {event.again_in_s:.0f} s"
             return f"the checkpoint store did not {what}{_why(event.cause)}; it is tried again {again}"
+        case e.CheckpointStoreTaken():
+            return "another process has claimed the run's checkpoints in the store: this one uploads no more of them"
         case e.DiskFull():
             return "the disk of the run folder is full: the job pauses until there is room"
         case e.DiskFreed():

@@ -7,30 +7,17 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from itertools import islice
 from pathlib import Path
 
 import pytest
-import yaml
 
 from cluster.records.run_folder import RunFolder
 from examples.ledger.services import services
+from tests.chaos.jobs import ledger_job
 from tests.e2e.command import AGENT_RFT, kill, marked, processes, processes_left
-from tests.support.paths import LEDGER
 from trainer.events import LearnerRestarted, UpdatesReplayed
 
 STEPS, BATCH, KILLS = 6, 8, 3
-
-
-def job_in(folder: Path) -> Path:
-    job = yaml.safe_load((LEDGER / "job.yaml").read_text())
-    job = {key: job[key] for key in ("training_file", "seed", "method")} | {"model": str(LEDGER / "base")}
-    with (LEDGER / job["training_file"]).open() as file:
-        (folder / "train.jsonl").write_text("".join(islice(file, STEPS * BATCH)))
-    job |= {"training_file": "train.jsonl", "cluster": {"checkpoint_interval": {"steps": 2}}}
-    job["method"]["reinforcement"]["hyperparameters"] = {"batch_size": BATCH, "n_epochs": 1, "eval_interval": STEPS}
-    (folder / "job.yaml").write_text(yaml.safe_dump(job))
-    return folder / "job.yaml"
 
 
 @pytest.mark.nightly
@@ -40,7 +27,7 @@ def test_a_job_that_is_killed_three_times_and_loses_its_learner_trains_each_row_
     print(f"seed {seed}")  # shown if the test fails
     draw = random.Random(seed)
     run = tmp_path / "run"
-    command = [AGENT_RFT, "train", str(job_in(tmp_path)), "--run-folder", str(run)]
+    command = [AGENT_RFT, "train", str(ledger_job(tmp_path, STEPS, BATCH)), "--run-folder", str(run)]
     with services() as environment:
         for _ in range(KILLS):
             with subprocess.Popen(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -10,12 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
 from cluster.records.run_folder import RunFolder
 from cluster.stores.checkpoint_store import CheckpointStore
 from tests.e2e.command import AGENT_RFT, marked, processes, processes_left, run
-from tests.support.tiny_model import write_tiny_model
+from tests.support.supervised_job import supervised_job
 from trainer.events import CheckpointCopied, JobResumed
 
 STEPS = 40
@@ -24,14 +22,7 @@ DEADLINE_S = 300.0
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    write_tiny_model(tmp_path / "base")
-    rows = [[{"role": "user", "content": "?"}, {"role": "assistant", "content": str(i)}] for i in range(4 * STEPS)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
-    job = {"model": "base", "training_file": "rows.jsonl", "cluster": {"checkpoint_interval": {"steps": 1}}}
-    job |= {"method": {"type": "supervised", "supervised": {"hyperparameters": {"batch_size": 4, "n_epochs": 1}}}}
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-    (tmp_path / "agent-rft.yaml").write_text(yaml.safe_dump({"checkpoint_store": f"file://{tmp_path / 'store'}"}))
-    return tmp_path / "job.yaml"
+    return supervised_job(tmp_path, STEPS, 1, f"file://{tmp_path / 'store'}")
 
 
 @pytest.mark.nightly

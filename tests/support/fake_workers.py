@@ -43,6 +43,8 @@ class Method:
 class FakeWorker:
     """A worker that starts once `may_start` is set, and whose rollouts end when the test ends them.
 
+    It loads weights while `may_load` is set, as it is at first.
+
     A call that must not happen while the engine sleeps fails the test.
     """
 
@@ -51,6 +53,9 @@ class FakeWorker:
         self.cannot_sleep = False
         self.cannot_load = False
         self.may_start = asyncio.Event()
+        self.may_load = asyncio.Event()
+        self.may_load.set()
+        self.is_loading = False
         self.version = 0
         self.busy_s: float | None = 0.0
         """Seconds for which its engine had requests; None if the engine does not answer."""
@@ -112,6 +117,9 @@ class FakeWorker:
 
     async def _swap(self, version: int) -> Loaded:
         assert not self.asleep
+        self.is_loading = True
+        await self.may_load.wait()
+        self.is_loading = False
         if self.cannot_load:
             raise EngineFailed("it cannot load weights")
         self.version = version

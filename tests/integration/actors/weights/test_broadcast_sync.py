@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from actors.weights.broadcast_sync import BroadcastSync
 from actors.weights.checksum import MASK, checksum
 from actors.weights.layout import Layout, Loaded
 from actors.weights.sync import Published
+from tests.support.fakes_http import MovableLoop, in_movable_time, until
 from trainer.errors import EngineFailed, RftError
 
 LAYOUTS: list[Layout] = [[("a", "float32", (2, 3)), ("b", "float32", (1,))], [("c", "float32", (5,))]]
@@ -211,3 +213,46 @@ async def test_each_worker_process_of_an_engine_is_a_member(transfer: WeightTran
     assert {info["size"] for info in told} == {9}
     assert sorted(info["rank"] for info in told if "rank" in info) == [1, 5]
     assert len({info["address"] for info in told}) == 1
+
+
+def test_broadcast_of_a_large_model_may_take_hours_and_only_an_engine_that_hangs_is_given_up() -> None:
+    """140 GB to two engines at 50 MB/s are 5,600 s."""
+
+    class Large(Learner):
+        async def bucket_plan(self, max_bytes: int) -> list[Layout]:
+            return [[("a", "uint8", (140_000_000_000,))]]
+
+        async def gather_bucket(self, index: int) -> tuple[np.ndarray, int]:
+            return np.zeros(1, np.uint8), 0
+
+        async def open_broadcast(self, address: str, size: int) -> None:
+            pass
+
+        async def send(self, bucket: np.ndarray) -> None:
+            pass
+
+    async def test(loop: MovableLoop) -> None:
+        sync, engines = BroadcastSync(Large(), workers_per_engine=1), [Engine("slow"), Engine("stuck")]
+        receiving: list[asyncio.Future[Loaded]] = []
+
+        def receive(version: int, layouts: Sequence[Layout]) -> asyncio.Future[Loaded]:
+            receiving.append(loop.create_future())
+            return receiving[-1]
+
+        for engine in engines:
+            engine.init_transport = Method(lambda info: None)
+            engine.receive = SimpleNamespace(remote=receive)
+        delivering = asyncio.create_task(sync.deliver(await sync.collect(1), engines))
+        await until(lambda: len(receiving) == 2)
+        for seconds in (700.0, 4_800.0):
+            loop.move(seconds)
+            await asyncio.sleep(0.02)
+            assert not delivering.done()
+        receiving[0].set_result(Loaded(0.1, (0,)))
+        await asyncio.sleep(0)
+        loop.move(200.0)
+        slow, stuck = await delivering
+        assert slow == 0.1
+        assert isinstance(stuck, EngineFailed) and stuck.message == "an engine did not answer within 5600 s"
+
+    in_movable_time(test)

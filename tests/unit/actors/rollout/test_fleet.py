@@ -16,7 +16,7 @@ from actors.weights.layout import Layout
 from actors.weights.sync import WeightSync
 from tests.support.builders import group_request, task
 from tests.support.fake_workers import BUCKET, CHECKSUM, FakeWorker
-from tests.support.fakes_http import until
+from tests.support.fakes_http import MovableLoop, in_movable_time, until
 from trainer.errors import EngineFailed, GraderFailed, Halted
 from trainer.events import EngineReplaced, EngineUnstable, Event
 from trainer.spec.job import RolloutLimits
@@ -26,11 +26,15 @@ SLOTS = 16
 
 
 class TwoEngines:
-    """A fleet with two engines; workers start only while `starts` is set."""
+    """A fleet with two engines; workers start only while `starts` is set, and load weights while `loads` is.
 
-    def __init__(self, limits: RolloutLimits | None = None, start_timeout_s: float = 60.0) -> None:
+    The learner says that its weights have `num_bytes`.
+    """
+
+    def __init__(self, limits: RolloutLimits | None = None, start_timeout_s: float = 60.0, num_bytes: int = 8) -> None:
         self.incarnation = 1
-        self.starts = True
+        self.starts = self.loads = True
+        self._num_bytes = num_bytes
         self.workers: list[list[FakeWorker]] = [[], []]
         self.events: list[Event] = []
         self.killed: list[Any] = []
@@ -55,6 +59,8 @@ class TwoEngines:
         worker = FakeWorker()
         if self.starts:
             worker.may_start.set()
+        if not self.loads:
+            worker.may_load.clear()
         self.workers[index].append(worker)
         return worker
 
@@ -95,7 +101,7 @@ class TwoEngines:
         return np.zeros(len(token_ids) - 1, dtype=np.float32)
 
     async def bucket_plan(self, max_bytes: int) -> list[Layout]:
-        return [[("a", "uint8", (8,))]]
+        return [[("a", "uint8", (self._num_bytes,))]]
 
     async def gather_bucket(self, index: int) -> tuple[NDArray[np.uint8], int]:
         return BUCKET, CHECKSUM
@@ -274,3 +280,53 @@ async def test_a_step_counts_how_busy_the_engines_were() -> None:
     assert (await engines.fleet.counts())["engine_busy_share"] > 0
     first.busy_s = None
     assert "engine_busy_share" not in await engines.fleet.counts()
+
+
+def test_update_of_a_large_model_may_take_hours_and_only_an_engine_that_hangs_is_given_up() -> None:
+    """140 GB to two engines at 50 MB/s are 5,600 s."""
+
+    async def test(loop: MovableLoop) -> None:
+        job = TwoEngines(num_bytes=140_000_000_000)
+        job.loads = False
+        await job.started()
+        slow, stuck = job.now
+        publishing = asyncio.create_task(job.fleet.publish(1))
+        await until(lambda: slow.is_loading and stuck.is_loading)
+        for seconds in (700.0, 4_800.0):
+            loop.move(seconds)
+            await asyncio.sleep(0.02)
+            assert not publishing.done()
+        slow.may_load.set()
+        await until(lambda: slow.version == 1)
+        loop.move(200.0)
+        assert (await publishing).fenced == ("engine-1",)
+        (replaced,) = [event for event in job.events if isinstance(event, EngineReplaced)]
+        assert replaced.reason == "an engine did not load version 1 within 5600 s"
+
+        await until(lambda: job.now[1] is not stuck and job.now[1].is_loading)
+        loop.move(5_500.0)
+        await asyncio.sleep(0.02)
+        job.now[1].may_load.set()
+        await job.fleet.all_ready()
+        assert job.now[1].version == 1, "an engine that joins has as much time"
+
+    in_movable_time(test)
+
+
+def test_update_of_a_small_model_that_hangs_is_given_up_after_ten_minutes() -> None:
+    async def test(loop: MovableLoop) -> None:
+        job = TwoEngines()
+        job.loads = False
+        await job.started()
+        slow, stuck = job.now
+        publishing = asyncio.create_task(job.fleet.publish(1))
+        await until(lambda: slow.is_loading and stuck.is_loading)
+        loop.move(590.0)
+        await asyncio.sleep(0.02)
+        assert not publishing.done()
+        slow.may_load.set()
+        await until(lambda: slow.version == 1)
+        loop.move(20.0)
+        assert (await publishing).fenced == ("engine-1",)
+
+    in_movable_time(test)

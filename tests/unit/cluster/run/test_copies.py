@@ -16,8 +16,9 @@ from cluster.stores.checkpoint_store import CheckpointStore, StoreFailed
 from tests.support.events import Recording, stream_of
 from tests.support.fakes import FakeSink
 from tests.support.loops import Made
+from trainer.data.ownership import HEARTBEAT, FolderLost, claim
 from trainer.errors import RftError
-from trainer.events import CheckpointCopied, CheckpointStoreFailed
+from trainer.events import CheckpointCopied, CheckpointStoreFailed, CheckpointStoreTaken
 from trainer.loop.checkpoint import Checkpoints, LoopState
 from trainer.spec.job import CheckpointInterval
 from trainer.spec.operator.config import Operator
@@ -152,6 +153,35 @@ async def test_no_credentials_are_in_events_and_clients_see_no_cause(tmp_path: P
     assert "cannot reach https://" in failed.message
     assert "hidden" not in json.dumps(failed.as_line()) + failed.message
     assert {"cause"} == CheckpointStoreFailed.PRIVATE
+
+
+async def test_process_whose_store_was_claimed_by_another_one_uploads_no_more_and_goes_on(tmp_path: Path) -> None:
+    sink, run, store = FakeSink(), tmp_path / "run", CheckpointStore(URL)
+    copies = Copies(store, run, sink.emit)
+    checkpoints = Checkpoints(run / "checkpoints", copies)
+    await save(checkpoints, 1)
+    await copies.finish()
+    CheckpointStore(URL).claim(run)
+    for step in (2, 3, 4):
+        await save(checkpoints, step)
+        await copies.finish()
+    assert sink.of(CheckpointStoreTaken) == [CheckpointStoreTaken(step=2)]
+    assert not sink.of(CheckpointStoreFailed)
+    assert [path.name for path, _ in checkpoints.all()] == ["step-000004"], "those that are not uploaded are removed"
+    assert store.complete("run") == ["step-000001"]
+
+
+def test_process_that_will_train_claims_the_store_if_it_still_owns_the_folder(tmp_path: Path) -> None:
+    files, root = fsspec.url_to_fs(URL)
+    with claim(tmp_path / "run") as owner:
+        restore(tmp_path / "run", CheckpointStore(URL), print)
+        assert not files.exists(root)
+        restore(tmp_path / "run", CheckpointStore(URL), print, owner=owner)
+        assert files.exists(f"{root}/run/owner-000001.json")
+        (owner.at / HEARTBEAT).unlink()
+        with pytest.raises(FolderLost):
+            restore(tmp_path / "run", CheckpointStore(URL), print, owner=owner)
+    assert not files.exists(f"{root}/run/owner-000002.json")
 
 
 async def test_what_takes_too_long_at_the_end_is_given_up(tmp_path: Path) -> None:

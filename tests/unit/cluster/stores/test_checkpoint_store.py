@@ -91,9 +91,9 @@ async def test_the_store_keeps_what_the_run_folder_keeps(url: str, tmp_path: Pat
     for step, reward in enumerate([0.9, 0.1, 0.8, 0.2, 0.7, 0.3], 1):
         store.put(run, await save(run, step, reward))
         store.prune(run)
-    kept = {f"run/{name}" for name in ("step-000001", "step-000003", "step-000005", "step-000006")}
+    kept = {f"run/owner-000001/{name}" for name in ("step-000001", "step-000003", "step-000005", "step-000006")}
     assert {path.rpartition("/files-")[0] for path in files_in(url) if "/files-" in path} == kept
-    assert [path.split("/")[1] for path in files_in(url) if "/state/" in path] == ["step-000006"]
+    assert [path.split("/")[2] for path in files_in(url) if "/state/" in path] == ["step-000006"]
     lost = tmp_path / "there" / "run"
     store.fetch(lost)
     assert contents(lost / "checkpoints") == contents(run / "checkpoints")
@@ -127,8 +127,9 @@ async def test_of_an_upload_that_fails_nothing_is_read(url: str, tmp_path: Path)
     with pytest.raises(StoreFailed, match="stopped"):
         stopping.put(run, second)
     assert store.complete("run") == ["step-000001"]
-    store.put(run, second)
-    store.prune(run)
+    again = CheckpointStore(url)
+    again.put(run, second)
+    again.prune(run)
     assert len({path.rpartition("/files-")[2][:16] for path in files_in(url) if "step-000002/files-" in path}) == 1
 
 
@@ -174,11 +175,14 @@ async def test_of_an_upload_that_is_killed_nothing_is_read_and_nothing_stays(tmp
     reports.recv()
     process.kill()
     process.join()
-    uploads = tmp_path / "store" / "run" / "step-000002"
-    assert list(uploads.rglob("model.safetensors"))
+    uploads = tmp_path / "store" / "run"
+    assert list((uploads / "owner-000002" / "step-000002").rglob("model.safetensors"))
     assert CheckpointStore(url).fetch(tmp_path / "there" / "run") == ["step-000001"]
-    store.put(run, second)
-    assert len(list(uploads.glob("files-*"))) == 1
+    again = CheckpointStore(url)
+    again.put(run, second)
+    again.prune(run)
+    assert len(list(uploads.glob("*/step-000002/files-*"))) == 1
+    assert not (uploads / "owner-000002").exists()
 
 
 @pytest.mark.parametrize(
@@ -195,10 +199,10 @@ async def test_a_damaged_file_is_named_and_the_checkpoint_before_is_not_used(
     store, run = CheckpointStore(f"file://{tmp_path / 'store'}"), new_run(tmp_path / "run")
     for step in (1, 2):
         store.put(run, await save(run, step))
-    [model] = (tmp_path / "store" / "run" / "step-000002").rglob("model.safetensors")
+    [model] = (tmp_path / "store" / "run" / "owner-000001" / "step-000002").rglob("model.safetensors")
     damage(model)
     lost = tmp_path / "there" / "run"
-    with pytest.raises(UserError, match=f"{message}.*remove run/step-000002 there"):
+    with pytest.raises(UserError, match=f"{message}.*remove run/owner-000001/step-000002 there"):
         store.fetch(lost)
     assert latest_checkpoint(lost / "checkpoints") is None
     assert not (lost / "job.resolved.json").exists()
@@ -208,7 +212,7 @@ async def test_a_damaged_file_is_named_and_the_checkpoint_before_is_not_used(
 async def test_no_file_is_written_outside_of_the_run_folder(tmp_path: Path, name: str) -> None:
     store, run = CheckpointStore(f"file://{tmp_path / 'store'}"), new_run(tmp_path / "run")
     store.put(run, await save(run, 1))
-    manifest = tmp_path / "store" / "run" / "step-000001" / "manifest.json"
+    manifest = tmp_path / "store" / "run" / "owner-000001" / "step-000001" / "manifest.json"
     for kind in ("files", "records"):
         changed = json.loads(text := manifest.read_text())
         changed[kind][0]["name"] = name
@@ -221,7 +225,7 @@ async def test_no_file_is_written_outside_of_the_run_folder(tmp_path: Path, name
 async def test_a_damaged_checkpoint_is_replaced_by_that_of_the_run_folder(tmp_path: Path) -> None:
     store, run = CheckpointStore(f"file://{tmp_path / 'store'}"), new_run(tmp_path / "run")
     store.put(run, checkpoint := await save(run, 1))
-    (tmp_path / "store" / "run" / "step-000001" / "manifest.json").write_text("{")
+    (tmp_path / "store" / "run" / "owner-000001" / "step-000001" / "manifest.json").write_text("{")
     store.put(run, checkpoint)
     assert store.fetch(tmp_path / "there" / "run") == ["step-000001"]
 
@@ -229,7 +233,7 @@ async def test_a_damaged_checkpoint_is_replaced_by_that_of_the_run_folder(tmp_pa
 async def test_a_manifest_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     store, run = CheckpointStore(f"file://{tmp_path / 'store'}"), new_run(tmp_path / "run")
     store.put(run, await save(run, 1))
-    manifest = tmp_path / "store" / "run" / "step-000001" / "manifest.json"
+    manifest = tmp_path / "store" / "run" / "owner-000001" / "step-000001" / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 2}))
     with pytest.raises(UserError, match="newer version"):
         store.fetch(tmp_path / "there" / "run")
