@@ -26,7 +26,6 @@ from actors.graders.kinds.text_similarity import TextSimilarity
 from actors.graders.templates import MAX_PLACEHOLDERS, num_placeholders, template_problems
 from actors.grading.slots import InSlot, OncePerSlot, Slot
 from actors.grading.texts import TextPart, TextParts
-from actors.runtime.cores import usable_cores
 from actors.runtime.timing import REAL_TIMING, Timing
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.graders import (
@@ -90,8 +89,6 @@ def make_grader(
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """`num_workers` is how many processes each python grader may have; None: its default."""
-
     operator: Operator
     timing: Timing
     models: ModelClients
@@ -99,12 +96,10 @@ class _Maker:
     slot: Slot | None
     python: MakePython
     has_answered: bool
-    num_workers: int | None = None
 
     def make(self, spec: GraderSpec, label: str) -> Grader:
         if isinstance(spec, MultiGrader):
-            maker = replace(self, num_workers=_num_workers(spec))
-            return Multi(spec, label, maker.parts(spec.graders))
+            return Multi(spec, label, self.parts(spec.graders))
         return self.parts({label: spec})[label]
 
     def parts(self, specs: Mapping[str, SingleGrader]) -> dict[str, Grader]:
@@ -129,7 +124,7 @@ class _Maker:
                 by_model = spec.evaluation_metric == "cosine"
                 return TextSimilarity(spec, label, self.models.client(spec.model, EMBEDDINGS) if by_model else None)
             case PythonGrader():
-                return self.python(spec, label, num_workers=self.num_workers)
+                return self.python(spec, label)
             case ScoreModelGrader() | LabelModelGrader():
                 return Judge(spec, label, self.models.client(spec.model, CHAT))
             case EndpointGrader():
@@ -141,14 +136,6 @@ class _Maker:
             case LengthGrader():
                 return LengthCheck(spec, label)
         assert_never(spec)
-
-
-def _num_workers(spec: MultiGrader) -> int | None:
-    """Processes of each python part; fewer than one per core where an older job has more parts than a new one may."""
-    num_parts = sum(isinstance(part, PythonGrader) for part in spec.graders.values())
-    if num_parts <= MAX_HEAVY:
-        return None
-    return max(1, usable_cores() * MAX_HEAVY // num_parts)
 
 
 # -- what is wrong -----------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from cluster.preflight.dry_run import WARNINGS, dry_run_problems
 from cluster.preflight.form_check import early_stop_problems
 from cluster.preflight.limits import resource_problems
 from cluster.preflight.model import read_model
-from cluster.preflight.resumed import Began, digests_of, lost_rows
+from cluster.preflight.resumed import Began, digests_of
 from cluster.preflight.rows import length_problems, read_files, rows_of
 from cluster.preflight.same_job import Change
 from cluster.preflight.space import Free, folder_problems, space_problems, write_speed
@@ -156,7 +156,6 @@ async def prepare(
     files, bad = read_files(job)
     problems += bad
     tasks, rows = files["training_file"], rows_of(job, files)
-    num_rows = len(tasks) + sum(problem.field.startswith("training_file") for problem in bad)
     model, bad = read_model(job, trains=learner)
     if model is not None:
         model, unread = fit_to_rows(model, job, rows)
@@ -186,7 +185,6 @@ async def prepare(
         plan, choices = resolve(job, len(tasks), loaded.shape.num_parameters)
         if began is not None:
             plan = began.plan_of(job, plan)
-            problems += lost_rows(plan, num_rows)
     problems += bad
     if not supervised:
         problems += method_problems(job.reinforcement, rows, operator)
