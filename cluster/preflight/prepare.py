@@ -17,11 +17,11 @@ from cluster.planning.placement import Placement, RecordedLayout, Request, size
 from cluster.planning.plan import (
     CHECKPOINT_BYTES_PER_PARAMETER,
     PROMPT_S,
-    Estimate,
+    StepCost,
     StopTime,
-    estimate_of,
     interval_warnings,
     plan_of,
+    step_cost,
 )
 from cluster.preflight.advice import advice
 from cluster.preflight.dialect import SWITCHES, grammar_problems
@@ -253,7 +253,7 @@ async def prepare(
             *(f"{warning.message}; {warning.remedy}" for warning in cluster.warnings),
             *(f"{warning.place}: {warning.message}; {warning.remedy} [{warning.code}]" for warning in warned),
             *(() if stop is None or stop.checkpoint_s <= PROMPT_S else (_long_stop(stop),)),
-            *(() if stop is None else _slow_checkpoints(stop, estimate_of(request, cluster), job)),
+            *(() if stop is None else _slow_checkpoints(stop, step_cost(request, cluster), job)),
             *filter(None, (tools_warning(model),)),
             *advice(job, plan, model.renderer, files),
         ),
@@ -305,8 +305,8 @@ def _long_stop(stop: StopTime) -> str:
     )
 
 
-def _slow_checkpoints(stop: StopTime, estimate: Estimate | None, job: JobSpec) -> Iterator[str]:
-    step_s = None if estimate is None else estimate.step_s
+def _slow_checkpoints(stop: StopTime, cost: StepCost | None, job: JobSpec) -> Iterator[str]:
+    step_s = None if cost is None else cost.step_s
     for warning in interval_warnings(job.cluster.checkpoint_interval, stop.checkpoint_s, step_s):
         yield f"{warning.field}: {warning.message}; {warning.remedy} [{warning.code}]"
 

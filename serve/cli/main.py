@@ -241,7 +241,7 @@ def plan_command(
 ) -> None:
     """Show where a job's processes would run, what their nodes need, and what does not fit (exit code 2).
 
-    Starts nothing. The time of a step is estimated, not measured.
+    Starts nothing.
     """
     from cluster.planning.nodes import read_nodes, this_machine
     from cluster.planning.plan_view import print_planned, request_of_file
