@@ -223,7 +223,9 @@ def is_heavy(spec: GraderSpec) -> bool:
             return True
         case TextSimilarityGrader():
             return spec.evaluation_metric == "cosine"
-    return False
+        case StringCheckGrader() | CodeCheckGrader() | LengthGrader() | MultiGrader():
+            return False
+    assert_never(spec)
 
 
 def templates_of(spec: GraderSpec) -> Iterator[tuple[str, str]]:
@@ -242,19 +244,25 @@ def _own_problems(spec: GraderSpec, operator: Operator) -> Iterator[Problem]:
         case PythonGrader():
             for mistake in python_source_problems(spec.source):
                 yield Problem("invalid_source", "source", mistake, "fix the source")
-        case TextSimilarityGrader() if spec.evaluation_metric == "cosine":
-            yield from _model_problems(spec.model, EMBEDDINGS, operator)
+        case TextSimilarityGrader():
+            if spec.evaluation_metric == "cosine":
+                yield from _model_problems(spec.model, EMBEDDINGS, operator)
         case ScoreModelGrader() | LabelModelGrader():
             yield from _model_problems(spec.model, CHAT, operator)
             yield from _judge_problems(spec)
             if _by_logprobs(spec, operator):
                 for field, mistake, remedy in logprobs_problems(spec):
                     yield Problem("not_for_logprobs", field, mistake, remedy)
-        case CodeCheckGrader() if spec.check == "reference_returned" and not spec.reference:
-            remedy = "set it to the reference solution, for example {{ item.reference }}"
-            yield Problem("missing_reference", "reference", "is required by the check reference_returned", remedy)
+        case CodeCheckGrader():
+            if spec.check == "reference_returned" and not spec.reference:
+                remedy = "set it to the reference solution, for example {{ item.reference }}"
+                yield Problem("missing_reference", "reference", "is required by the check reference_returned", remedy)
         case MultiGrader():
             yield from _multi_problems(spec)
+        case StringCheckGrader() | LengthGrader():
+            pass
+        case _:
+            assert_never(spec)
 
 
 def _model_problems(name: str, path: str, operator: Operator) -> Iterator[Problem]:
