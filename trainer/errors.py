@@ -86,6 +86,16 @@ class InvalidJob(UserError):
         return "\n".join([self.message, *(f"  {problem}" for problem in self.problems)])
 
 
+class MadeBefore(UserError):
+    """A version before 0.2.0 made a database, a run folder or one of its files; no later version reads it."""
+
+    @classmethod
+    def of(cls, what: str, public: str | None = None) -> MadeBefore:
+        """Create the error for a thing, with its path or URL; `public` names it to the clients of a server."""
+        message = "{} was made before 0.2.0; finish or export it with the version that made it"
+        return cls(message.format(what), public=message.format(public or what))
+
+
 class EndpointRefused(UserError):
     """An endpoint refuses its key (401, or most answers are 403): a configuration error that no retry can fix."""
 

@@ -36,9 +36,8 @@ Cause = Literal[
     "constant_grade",
     "decided_rows",
     "too_hard",
-    "unknown",
 ]
-"""Why the rollouts of a batch teach nothing, as far as they show it; unknown in events of older runs."""
+"""Why the rollouts of a batch teach nothing, as far as they show it."""
 VALIDATION = "validation"
 """The `name` of an Evaluated event of the validation file."""
 
@@ -453,7 +452,7 @@ class BatchStarved(Event):
     """Groups whose rewards are all equal, by kind: `all_right`, `all_wrong`, `equal`."""
     discarded: dict[str, float] = field(default_factory=dict)
     """Discarded rollouts by reason."""
-    cause: Cause = "unknown"
+    cause: Cause
     """The most likely cause, by what nearly all rollouts have in common; the message has it in words."""
     name: str = ""
     """The tool, guard, endpoint or discard reason that the cause is about, if any."""

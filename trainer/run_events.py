@@ -1,7 +1,6 @@
 """Stored events: an envelope with job, step, time and message, and the codec of its JSON line.
 
-An event that cannot be decoded (of a later version, or of a run from before events had kinds) keeps its stored level
-and message.
+An event of a later version, which cannot be decoded, keeps its stored level and message.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from trainer.types import Evaluation
 class RunEvent:
     """An event of a job as stored and shown. `time` is in Unix seconds; `message` is a sentence for people.
 
-    `event` is None if this program does not know `kind` and `version`: the event is of a later version, or of a run
-    from before events had kinds (then `kind` is empty). Use `level`, `message` and `data` instead.
+    `event` is None if this program does not know `kind` and `version`: the event is of a later version. Use `level`,
+    `message` and `data` instead.
     """
 
     job: str
@@ -50,12 +49,10 @@ class RunEvent:
 
     @classmethod
     def from_line(cls, line: dict[str, Any]) -> RunEvent:
-        """The event in a line; lines of older runs have no kind, version, job and step."""
-        kind, version, data = line.get("kind", ""), line.get("version", 0), line.get("data") or {}
+        """The event in a line."""
         time = datetime.fromisoformat(line["time"]).timestamp()
-        return stored(
-            line.get("job", ""), line.get("step", 0), time, line["level"], line["message"], kind, version, data
-        )
+        told = line["level"], line["message"]
+        return stored(line["job"], line["step"], time, *told, line["kind"], line["version"], line["data"])
 
 
 def data_of(event: Event) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.metrics.intervals import Interval, bootstrap_mean, wilson
+from trainer.metrics.intervals import Interval
 
 Message = dict[str, Any]
 ToolSchema = dict[str, Any]
@@ -332,14 +332,11 @@ class Evaluation:
     """What the rollouts of a whole file came to. Rollouts that were never graded are in `discarded`, not in any mean.
 
     Attributes:
-        ci95: Half the width of the 95 % confidence interval of `grade`. In files of older runs that of a normal
-            distribution: 0 if all grades were equal, NaN for a single row.
-        reasoning_tokens: NaN in files of older runs.
-        graded_rows: Rows with a graded rollout; 0 in files of older runs.
-        held_out: Mean grade of the held-out grader; NaN without one and in files of older runs.
+        ci95: Half the width of the 95 % confidence interval of `grade`.
+        graded_rows: Rows with a graded rollout.
+        held_out: Mean grade of the held-out grader; NaN without one.
         intervals: The 95 % confidence interval (low, high) over rows of `grade`, `pass_rate`, `pass_at_k` and, where
-            there is one, `held_out` (samples of one row are not independent). Empty if nothing was graded and in files
-            of older runs.
+            there is one, `held_out` (samples of one row are not independent). Empty if nothing was graded.
     """
 
     num_rows: int
@@ -366,14 +363,6 @@ class Evaluation:
         return asdict(self)
 
     def interval(self, name: str) -> Interval | None:
-        """The interval of a field; None if it has none. An older run's is calculated from what its files have."""
-        value, rows = float(getattr(self, name)), self.graded_rows or self.num_rows
-        if name in self.intervals:
-            return Interval(value, *self.intervals[name], rows)
-        if name == "pass_rate" and self.samples == 1 and math.isfinite(value):
-            return wilson(round(value * self.num_rollouts), self.num_rollouts)
-        if name != "grade" or not math.isfinite(value):
-            return None
-        if not self.ci95 > 0:  # equal grades, or one row
-            return bootstrap_mean([value] * rows)
-        return Interval(value, max(min(0.0, value), value - self.ci95), min(max(1.0, value), value + self.ci95), rows)
+        """The interval of a field; None if it has none."""
+        bounds = self.intervals.get(name)
+        return None if bounds is None else Interval(float(getattr(self, name)), *bounds, self.graded_rows)

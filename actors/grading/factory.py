@@ -26,7 +26,6 @@ from actors.graders.kinds.text_similarity import TextSimilarity
 from actors.graders.templates import MAX_PLACEHOLDERS, num_placeholders, template_problems
 from actors.grading.slots import InSlot, OncePerSlot, Slot
 from actors.grading.texts import TextPart, TextParts
-from actors.runtime.cores import usable_cores
 from actors.runtime.timing import REAL_TIMING, Timing
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.graders import (
@@ -90,8 +89,6 @@ def make_grader(
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """`num_workers` is how many processes each python grader may have; None: its default."""
-
     operator: Operator
     timing: Timing
     models: ModelClients
@@ -99,12 +96,10 @@ class _Maker:
     slot: Slot | None
     python: MakePython
     has_answered: bool
-    num_workers: int | None = None
 
     def make(self, spec: GraderSpec, label: str) -> Grader:
         if isinstance(spec, MultiGrader):
-            maker = replace(self, num_workers=_num_workers(spec))
-            return Multi(spec, label, maker.parts(spec.graders))
+            return Multi(spec, label, self.parts(spec.graders))
         return self.parts({label: spec})[label]
 
     def parts(self, specs: Mapping[str, SingleGrader]) -> dict[str, Grader]:
@@ -129,7 +124,7 @@ class _Maker:
                 by_model = spec.evaluation_metric == "cosine"
                 return TextSimilarity(spec, label, self.models.client(spec.model, EMBEDDINGS) if by_model else None)
             case PythonGrader():
-                return self.python(spec, label, num_workers=self.num_workers)
+                return self.python(spec, label)
             case ScoreModelGrader() | LabelModelGrader():
                 return Judge(spec, label, self.models.client(spec.model, CHAT))
             case EndpointGrader():
@@ -141,14 +136,6 @@ class _Maker:
             case LengthGrader():
                 return LengthCheck(spec, label)
         assert_never(spec)
-
-
-def _num_workers(spec: MultiGrader) -> int | None:
-    """Processes of each python part; fewer than one per core where an older job has more parts than a new one may."""
-    num_parts = sum(isinstance(part, PythonGrader) for part in spec.graders.values())
-    if num_parts <= MAX_HEAVY:
-        return None
-    return max(1, usable_cores() * MAX_HEAVY // num_parts)
 
 
 # -- what is wrong -----------------------------------------------------------------------------------------------------
@@ -236,7 +223,9 @@ def is_heavy(spec: GraderSpec) -> bool:
             return True
         case TextSimilarityGrader():
             return spec.evaluation_metric == "cosine"
-    return False
+        case StringCheckGrader() | CodeCheckGrader() | LengthGrader() | MultiGrader():
+            return False
+    assert_never(spec)
 
 
 def templates_of(spec: GraderSpec) -> Iterator[tuple[str, str]]:
@@ -255,19 +244,25 @@ def _own_problems(spec: GraderSpec, operator: Operator) -> Iterator[Problem]:
         case PythonGrader():
             for mistake in python_source_problems(spec.source):
                 yield Problem("invalid_source", "source", mistake, "fix the source")
-        case TextSimilarityGrader() if spec.evaluation_metric == "cosine":
-            yield from _model_problems(spec.model, EMBEDDINGS, operator)
+        case TextSimilarityGrader():
+            if spec.evaluation_metric == "cosine":
+                yield from _model_problems(spec.model, EMBEDDINGS, operator)
         case ScoreModelGrader() | LabelModelGrader():
             yield from _model_problems(spec.model, CHAT, operator)
             yield from _judge_problems(spec)
             if _by_logprobs(spec, operator):
                 for field, mistake, remedy in logprobs_problems(spec):
                     yield Problem("not_for_logprobs", field, mistake, remedy)
-        case CodeCheckGrader() if spec.check == "reference_returned" and not spec.reference:
-            remedy = "set it to the reference solution, for example {{ item.reference }}"
-            yield Problem("missing_reference", "reference", "is required by the check reference_returned", remedy)
+        case CodeCheckGrader():
+            if spec.check == "reference_returned" and not spec.reference:
+                remedy = "set it to the reference solution, for example {{ item.reference }}"
+                yield Problem("missing_reference", "reference", "is required by the check reference_returned", remedy)
         case MultiGrader():
             yield from _multi_problems(spec)
+        case StringCheckGrader() | LengthGrader():
+            pass
+        case _:
+            assert_never(spec)
 
 
 def _model_problems(name: str, path: str, operator: Operator) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import astuple
 from functools import partial
-from typing import Any
+from typing import Any, assert_never
 
 import ray
 
@@ -35,13 +35,16 @@ from actors.runtime.tracing import sampled_trace, tracer_of
 from actors.runtime.watchdog import Watched, watched_helper
 from trainer.errors import GraderFailed, RftError
 from trainer.spec.graders import (
+    CodeCheckGrader,
     EndpointGrader,
     GraderSpec,
     GuardSpec,
     LabelModelGrader,
+    LengthGrader,
     MultiGrader,
     PythonGrader,
     ScoreModelGrader,
+    StringCheckGrader,
     TextSimilarityGrader,
 )
 from trainer.spec.job import Reinforcement
@@ -185,11 +188,12 @@ def grade_deadline_s(spec: GraderSpec, operator: Operator) -> float:
             return spec.timeout_s + GRACE_S
         case PythonGrader():
             return spec.timeout_s + QUEUE_S
-        case ScoreModelGrader() | LabelModelGrader() | TextSimilarityGrader() if entry := named(
-            spec.model, operator.models
-        ):
-            return operator.models[entry].timeout_s + GRACE_S
-    return LOCAL_DEADLINE_S
+        case ScoreModelGrader() | LabelModelGrader() | TextSimilarityGrader():
+            entry = named(spec.model, operator.models)
+            return LOCAL_DEADLINE_S if entry is None else operator.models[entry].timeout_s + GRACE_S
+        case StringCheckGrader() | CodeCheckGrader() | LengthGrader():
+            return LOCAL_DEADLINE_S
+    assert_never(spec)
 
 
 # -- as an actor -------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from actors.learner.loading import sharded
 from actors.learner.process_group import join
 from actors.learner.sizes import ASLEEP_SLACK, BUCKET_ELEMENTS, ranks_stage
 from actors.learner.start_model import StartModel
-from actors.learner.state import Snapshot, SnapshotMemory, copy_state, load_deepspeed, load_state
+from actors.learner.state import Snapshot, SnapshotMemory, copy_state, load_state
 from actors.runtime.exporter import MetricsAddress
 from actors.weights.broadcast import SENDER, Broadcast
 from actors.weights.checkpoint_weights import CheckpointWeights, ParameterNames, save_tensors
@@ -53,7 +53,7 @@ SKIPS_ALLOWED = 2
 """Updates in a row that may be skipped for a non-finite gradient: one may be chance in bfloat16, three are a bug."""
 PEERS_TIMEOUT_S = 86_400.0
 """How long a rank waits for others: the group finds a hang earlier, and knows how long a step may take."""
-DEEPSPEED, PROGRESS = "deepspeed", "learner.json"
+PROGRESS = "learner.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,30 +365,17 @@ class LearnerRank:
         Returns what was converted, if another layout wrote the folder. The same layout continues bitwise equally.
 
         Raises:
-            UserError: The folder is incomplete, what was trained is not what is trained now, or an older version wrote
-                it with another layout.
+            UserError: The folder is incomplete, or what was trained is not what is trained now.
         """
         progress: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
-        if (trained := progress.get("trained", "all weights")) != self._model.trained:
+        if (trained := progress["trained"]) != self._model.trained:
             raise UserError(
                 f"{folder} was trained with {trained}, not with {self._model.trained}; resume with the same `lora`"
             )
         before = LearnerLayout(progress["ranks"], progress["zero_stage"], progress["dtype"])
-        if (folder / TRAINING_STATE / DEEPSPEED).is_dir():
-            self._load_deepspeed(folder, before)
-        else:
-            load_state(self._engine, self._config.stage, folder / TRAINING_STATE)
+        load_state(self._engine, self._config.stage, folder / TRAINING_STATE)
         self._step, self._skipped = progress["step"], progress["skipped"]
         return None if before == self._layout else Converted(before, self._layout)
-
-    def _load_deepspeed(self, folder: Path, before: LearnerLayout) -> None:
-        """Load the state as older versions wrote it, in DeepSpeed's own format."""
-        if before != self._layout:
-            raise UserError(
-                f"an older version wrote {folder} with {before}, which only a learner with the same can load, not one "
-                f"with {self._layout}; continue with {before} until the next checkpoint, which any learner can load"
-            )
-        load_deepspeed(self._engine, folder / TRAINING_STATE, DEEPSPEED)
 
     def sleep(self) -> None:
         """Give the GPU's memory back; no method that computes may be called until `wake`."""

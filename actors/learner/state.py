@@ -121,25 +121,6 @@ def load_state(engine: Any, stage: int, folder: Path) -> None:
     _update_model(engine.optimizer, stage)
 
 
-def load_deepspeed(engine: Any, folder: Path, tag: str) -> None:
-    """Restore the state as older versions wrote it, in DeepSpeed's format and with the layout that it has.
-
-    Its files are pickles: of their classes only those that DeepSpeed writes are accepted, which do nothing when loaded.
-    """
-    from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
-    from deepspeed.runtime.fp16.loss_scaler import LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
-
-    class Safe(TorchCheckpointEngine):  # type: ignore[misc]  # DeepSpeed has no types
-        def load(self, path: str, map_location: Any = None) -> Any:
-            with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
-                return torch.load(path, map_location=map_location, weights_only=True)
-
-    engine.checkpoint_engine = Safe()
-    engine.load_checkpoint(str(folder), tag=tag)
-
-
 def _fragments(engine: Any, stage: int) -> Iterator[Fragment]:
     """The fragments that this rank updates."""
     optimizer = engine.optimizer

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -112,8 +112,10 @@ class Recorder(Collector):
                         self._made[entry] = Histogram(
                             name, metric.help, labels, buckets=buckets, registry=self.registry
                         )
-                    case _:
+                    case "gauge" | "file":
                         self._made[entry] = Gauge(name, metric.help, labels, registry=self.registry)
+                    case _:
+                        assert_never(metric.kind)
             return self._made[entry]
 
     def collect(self) -> Iterable[Family]:
@@ -150,7 +152,9 @@ def _family(entry: str, labels: Sequence[str]) -> Family:
             return CounterMetricFamily(name, metric.help, labels=labels)
         case "histogram":
             return HistogramMetricFamily(name, metric.help, labels=labels)
-    return GaugeMetricFamily(name, metric.help, labels=labels)
+        case "gauge" | "file":
+            return GaugeMetricFamily(name, metric.help, labels=labels)
+    assert_never(metric.kind)
 
 
 def _add_all(families: dict[str, Family], values: Mapping[str, float | Spread]) -> None:

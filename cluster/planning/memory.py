@@ -156,7 +156,8 @@ def rank_memory(
     shards = ranks if stage >= 1 else 1
     num_tokens = max(cluster.micro_batch_tokens, longest)
     weights = parameters * itemsize // (ranks if stage == 3 else 1)
-    gathered = min(parameters, LIVE_PARAMETERS) * itemsize if stage == 3 and ranks > 1 else 0
+    live = max(LIVE_PARAMETERS, model.expert_parameters)  # all experts of a layer are gathered together
+    gathered = min(parameters, live) * itemsize if stage == 3 and ranks > 1 else 0
     trained = model.trained(lora)
     gradients = trained * 4 // (ranks if stage >= 2 else 1)
     if itemsize == 2 and stage < 2:
@@ -176,7 +177,7 @@ def rank_memory(
     }
     moved = _offloaded(cluster.offload, work, model, num_tokens, itemsize, stage, trained // shards) if on_gpu else {}
     # Rank 0 gathers the weights that it sends into one bucket, which holds the largest of them.
-    largest = max(MAX_BUCKET_BYTES, model.vocabulary * model.hidden * itemsize)
+    largest = max(MAX_BUCKET_BYTES, model.largest_parameter * itemsize)
     leaving = {"leaving weights": min(largest, trained * itemsize)}
     # A checkpoint is copied into the node's memory, which is kept, and written from there while training goes on.
     snapshot = snapshot_bytes(trained, rank=rank, ranks=ranks, stage=stage, in_bfloat16=itemsize == 2)

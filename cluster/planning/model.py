@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -14,8 +17,6 @@ from actors.weights.layout import ITEMSIZES
 
 if TYPE_CHECKING:  # pydantic may be missing where this runs
     from trainer.spec.lora import LoraSpec
-import json
-import math
 
 FULL = {"full_attention", "attention", "global_attention", "*"}
 WINDOWED = {"sliding_attention", "chunked_attention", "local_attention"}
@@ -122,10 +123,17 @@ class ModelShape:
     """None: all layers have full attention."""
     idle_parameters: int = 0
     """Those of the experts that a token does not use."""
+    expert_parameters: int = 0
+    """Those of all experts of one layer."""
 
     @property
     def active_parameters(self) -> int:
         return self.num_parameters - self.idle_parameters
+
+    @property
+    def largest_parameter(self) -> int:
+        """Elements of the largest parameter: the embedding, or the two fused inputs of all experts of a layer."""
+        return max(self.vocabulary * self.hidden, 2 * self.expert_parameters // 3)
 
     @property
     def cache(self) -> CacheShape:
@@ -158,15 +166,20 @@ def read_config(path: Path) -> dict[str, Any]:
         OSError: the file cannot be read.
         ValueError: it is not a JSON object.
     """
-    config = json.loads((path / "config.json").read_text())
-    if not isinstance(config, dict):
-        raise ValueError("must be a JSON object")
+    config = _json_object(path)
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
 
 
-def shape_of(path: Path, config: Mapping[str, Any]) -> ModelShape:
-    """The shape of the model in a folder with this `config` (see `read_config`).
+def _json_object(path: Path) -> dict[str, Any]:
+    config = json.loads((path / "config.json").read_text())
+    if not isinstance(config, dict):
+        raise ValueError("must be a JSON object")
+    return config
+
+
+def shape_of(path: Path, config: Mapping[str, Any], quantization: Mapping[str, Any] | None = None) -> ModelShape:
+    """The shape of the model in a folder with this `config` (see `read_config`) and `quantization`.
 
     Raises:
         ValueError: the config lacks a size.
@@ -182,8 +195,9 @@ def shape_of(path: Path, config: Mapping[str, Any]) -> ModelShape:
     all_experts = next((config[key] for key in NUM_EXPERTS if isinstance(config.get(key), int)), experts)
     moe_layers = sum(kind in ONLY_EXPERTS for kind in kinds_of_layers(config, layers))
     moe_layers = moe_layers or layers - (config.get("first_k_dense_replace") or 0)
+    expert = 3 * config["hidden_size"] * width
     return ModelShape(
-        num_parameters=_num_parameters(path, config),
+        num_parameters=_num_parameters(path, config, quantization),
         layers=layers,
         hidden=config["hidden_size"],
         heads=heads,
@@ -192,8 +206,20 @@ def shape_of(path: Path, config: Mapping[str, Any]) -> ModelShape:
         intermediate=experts * width,
         vocabulary=config["vocab_size"],
         layers_cache=cache_shape(config, layers, kv_heads, head_dim),
-        idle_parameters=moe_layers * max(0, all_experts - experts) * 3 * config["hidden_size"] * width,
+        idle_parameters=moe_layers * max(0, all_experts - experts) * expert,
+        expert_parameters=all_experts * expert if all_experts > 1 else 0,
     )
+
+
+def quantization_of(path: Path) -> Mapping[str, Any] | None:
+    """Return how the weights of a model folder are quantized, as its config.json says; None if they are not.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is not a JSON object.
+    """
+    found = _json_object(path).get("quantization_config")
+    return found if isinstance(found, dict) else None
 
 
 def max_context(config: Mapping[str, Any]) -> int | None:
@@ -209,14 +235,46 @@ def weight_files(path: Path) -> list[Path]:
     return sorted([*path.glob("*.safetensors"), *path.glob("*.bin")])
 
 
-def _num_parameters(path: Path, config: Mapping[str, Any]) -> int:
-    """The number of parameters by the headers of safetensors files, and by the size of other files (approximate)."""
+def _num_parameters(path: Path, config: Mapping[str, Any], quantization: Mapping[str, Any] | None) -> int:
+    """The number of parameters by the headers of safetensors files, and by the size of other files (approximate).
+
+    Quantized weights count by the shape that they have before they are packed.
+    """
     itemsize = ITEMSIZES.get(str(config.get("dtype") or config.get("torch_dtype")), 4)
     total = 0
     for file in weight_files(path):
         if file.suffix == ".safetensors":
             with safe_open(file, framework="np") as tensors:
-                total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+                for name in tensors.keys():  # noqa: SIM118
+                    header = tensors.get_slice(name)
+                    count = math.prod(header.get_shape())
+                    total += count if quantization is None else _unpacked(name, count, header.get_dtype(), quantization)
         else:
             total += file.stat().st_size // itemsize
     return total
+
+
+_SCALES = re.compile(
+    r"[._](scales?|scale_inv|scale_2|SCB|qzeros|zero_point|g_idx|weight_shape|(nested_)?(absmax|quant_map)|"
+    r"quant_state\..*)$"
+)
+"""Tensors of quantized weights that are not parameters."""
+_PACKED_BITS = {"U8": 8, "I8": 8, "I32": 32}
+"""Bits of an element that may hold several weights."""
+
+
+def _unpacked(name: str, count: int, dtype: str, quantization: Mapping[str, Any]) -> int:
+    """The parameters that a tensor of a quantized model with `count` elements stands for."""
+    if _SCALES.search(name):
+        return 0
+    return count * max(1, _PACKED_BITS.get(dtype, 0) // _bits_of(quantization))
+
+
+def _bits_of(quantization: Mapping[str, Any]) -> int:
+    """Bits of a quantized weight: of GPTQ and AWQ, of compressed-tensors, of bitsandbytes; MXFP4 and NVFP4 have 4."""
+    groups = quantization.get("config_groups") or {}
+    named = [group.get("weights", {}).get("num_bits") for group in groups.values()]
+    found = [bits for bits in (quantization.get("bits"), *named) if isinstance(bits, int) and bits > 0]
+    if found:
+        return found[0]
+    return 8 if quantization.get("load_in_8bit") else 4

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from actors.weights.adapter import CONFIG_FILE, AdapterFolder, is_adapter
-from cluster.planning.model import ModelShape, max_context, read_config, shape_of, weight_files
+from cluster.planning.model import ModelShape, max_context, quantization_of, read_config, shape_of, weight_files
 from trainer.errors import Problem, UserError
 from trainer.spec.job import JobSpec
 from trainer.spec.lora import LoraSpec
@@ -19,6 +21,13 @@ GGUF_REMEDY = (
     "GGUF files cannot be trained: give the folder of the original model; or convert the file with transformers and "
     "gguf, AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE).save_pretrained(NEW), and so AutoTokenizer"
 )
+
+MXFP4_REMEDY = (
+    "write it in bfloat16 with transformers: AutoModelForCausalLM.from_pretrained(FOLDER, dtype='bfloat16', "
+    "quantization_config=Mxfp4Config(dequantize=True)).save_pretrained(NEW, save_original_format=False); "
+    "then copy its tokenizer and chat template to NEW"
+)
+"""gpt-oss exists only quantized. In its original format, transformers 5.19 would write experts without their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,8 @@ def read_folder(name: str) -> tuple[ModelFolder | None, list[Problem]]:
     problems = weight_problems(path, base)
     try:
         config = read_config(base)
+        if (quantization := quantization_of(base)) is not None:
+            problems.append(quantized_problem(quantization))
         folder = None if problems else ModelFolder(path, max_context(config), shape_of(base, config), adapter_of(path))
     except (OSError, ValueError, TypeError, AttributeError) as error:  # the JSON may have any shape
         return None, [*problems, config_problem(error)]
@@ -64,6 +75,14 @@ def adapter_of(path: Path) -> LoraSpec | None:
 def config_problem(error: Exception) -> Problem:
     """The problem of a config.json that cannot be used."""
     return model_problem("not_a_model", f"its config.json: {one_line(error)}", "give a complete folder")
+
+
+def quantized_problem(quantization: Mapping[str, Any]) -> Problem:
+    """The problem of weights that have no gradients; `quantization` is config.json's `quantization_config`."""
+    method = quantization.get("quant_method", "by an unknown method")
+    message = f"its weights are quantized ({method}), and cannot be trained"
+    remedy = "give the folder of the model before it was quantized, in bfloat16 or float32"
+    return model_problem("unsupported_model", message, MXFP4_REMEDY if method == "mxfp4" else remedy)
 
 
 def model_problem(code: str, message: str, remedy: str) -> Problem:

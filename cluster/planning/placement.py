@@ -294,7 +294,7 @@ def node_sizes(
             source = nodes.index(place.node)
     travels = model is not None and placement.learner_ranks > 0 and placement.engines > 0
     version = model.trained(lora) * placement.bytes_per_weight if model is not None and travels else 0
-    largest = model.vocabulary * model.hidden * placement.bytes_per_weight if model is not None else 0
+    largest = model.largest_parameter * placement.bytes_per_weight if model is not None else 0
     bucket = min(version, max(MAX_BUCKET_BYTES, largest))
     return tuple(
         _sizes(node, version, bucket, count, i == source, placement.engine_gpus > 1)

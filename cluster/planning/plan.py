@@ -1,4 +1,4 @@
-"""The plan of a job: where everything goes, what does not fit, what to do about it, and how long it takes."""
+"""The plan of a job: where everything goes, what does not fit, what to do about it, and how long a stop takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from actors.learner.sizes import STATE_BYTES
 from cluster.planning.layout import ClusterPlan, lay_out
 from cluster.planning.model import ModelShape
 from cluster.planning.nodes import Node
-from cluster.planning.placement import Placement, RecordedLayout, Request, Settings, size_of
+from cluster.planning.placement import Placement, RecordedLayout, Request, Settings
 from trainer.errors import Problem
 from trainer.spec.job import CheckpointInterval, ClusterSpec, JobSpec
 from trainer.spec.lora import LoraSpec
@@ -191,11 +191,11 @@ class Rates:
 
     operations_per_s: float
     read_bytes_per_s: float
-    words: str
 
 
-GPU = Rates(0.3 * 989e12, 0.6 * 3.35e12, "GPUs like an H100 at 30 % of its operations and 60 % of its memory's speed")
-CORE = Rates(100e9, 10e9, "cores of 100 billion operations and 10 GB a second")
+GPU = Rates(0.3 * 989e12, 0.6 * 3.35e12)
+"""An H100 at 30 % of its operations and 60 % of its memory's speed."""
+CORE = Rates(100e9, 10e9)
 SYNC_BYTES_PER_S = 2e9
 MOVE_BYTES_PER_S = 2 / (0.055 + 0.022) * 1e9
 """Between a GPU and page-locked memory of its node, for what sleeps while the other has its turn.
@@ -208,75 +208,58 @@ TOOLS_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """Seconds of one step by part, and the sums of a run without validation and test.
+class StepCost:
+    """Seconds that a step is assumed to take, and seconds of its update; never negative."""
 
-    A step also has what changes of turns on GPUs take.
-    """
-
-    sampling_s: float
-    learning_s: float
-    sync_s: float
     step_s: float
-    steps: int
-    num_gpus: float
-    assumptions: tuple[str, ...]
-
-    @property
-    def hours(self) -> float:
-        return self.steps * self.step_s / 3600
-
-    @property
-    def gpu_hours(self) -> float:
-        return self.hours * self.num_gpus
+    update_s: float
 
 
-def estimate_of(request: Request, plan: ClusterPlan) -> Estimate | None:
-    """The estimate of a layout; None without a model or a learner."""
+def step_cost(request: Request, plan: ClusterPlan) -> StepCost | None:
+    """Return the cost of a step in a layout; None without a model or a learner.
+
+    No GPU has calibrated this function: it is for the time of a stop and for warnings, and is not shown as a plan's
+    time. `agent-rft ready` and `train` measure time.
+    """
     job, model, placement = request.job, request.model, plan.placement
     if model is None or not placement.learner_ranks:
         return None
-    num_rows = count_rows(Path(job.training_file))
-    numbers, _ = resolve(job.with_adapter(placement.lora), num_rows or USUAL_ROWS, model.num_parameters)
-    rates, reinforcement = (GPU if placement.rank_gpus else CORE), job.method.type == "reinforcement"
-    sampled, length = 0, request.context_length // 2
-    if reinforcement:
+    num_rows = count_rows(Path(job.training_file)) or USUAL_ROWS
+    numbers, _ = resolve(job.with_adapter(placement.lora), num_rows, model.num_parameters)
+    sampled = 0
+    length = request.context_length // 2
+    if job.method.type == "reinforcement":
         sampled = min(request.context_length // 2, job.reinforcement.limits.max_completion_tokens // 2)
         length = 2 * sampled
-    num_tokens = numbers.rollouts_per_step * length
-    learning_s = num_tokens * learning_token_s(job, model, placement)
-    sampling_s = sync_s = 0.0
-    if reinforcement:
-        sequences = next(place.memory.num_sequences for place in plan.assignments if place.memory is not None) or 1.0
-        devices = placement.engine_gpus or placement.engine_cores
-        at_a_time = min(placement.max_num_seqs, max(1.0, sequences * request.context_length / max(1, length)))
-        reads_s = model.num_parameters * placement.bytes_per_weight / (rates.read_bytes_per_s * devices)
-        operations_s = 2 * model.active_parameters / (rates.operations_per_s * devices)
-        of_engine = numbers.rollouts_per_step / placement.engines
-        decodes = sampled * max(1.0, of_engine / at_a_time)
-        sampling_s = decodes * reads_s + of_engine * length * operations_s + TOOLS_S
-        sync_s = model.trained(placement.lora) * placement.bytes_per_weight / SYNC_BYTES_PER_S
-    both_at_once = reinforcement and not placement.turns and job.reinforcement.algorithm.max_staleness > 0
+    update_s = numbers.rollouts_per_step * length * learning_token_s(job, model, placement)
+    if job.method.type != "reinforcement":
+        return StepCost(update_s, update_s)
+    sampling_s = _sampling_s(request, plan, model, numbers.rollouts_per_step / placement.engines, sampled)
+    sync_s = model.trained(placement.lora) * placement.bytes_per_weight / SYNC_BYTES_PER_S
     asleep = sum(place.memory.host.get("asleep", 0) for place in plan.assignments if place.index == 0 and place.memory)
     turns_s = 2 * asleep / MOVE_BYTES_PER_S  # away and back
-    step_s = (max(sampling_s, learning_s) if both_at_once else sampling_s + learning_s) + sync_s + turns_s
-    assumptions = [
-        f"{num_rows} rows" if num_rows else f"{USUAL_ROWS} rows, since the training file cannot be read here",
-        f"{numbers.rollouts_per_step} rollouts a step of {length} tokens, {sampled} of them sampled"
-        if reinforcement
-        else f"{numbers.batch_size} rows a step of {length} tokens",
-        rates.words,
-    ]
-    if reinforcement:
-        assumptions += [f"tools and graders take {TOOLS_S:g} s of a step", "weights travel with 2 GB a second"]
-    if turns_s:
-        assumptions.append(f"what sleeps is moved with {MOVE_BYTES_PER_S / 1e9:.0f} GB a second")
-    gpus, _ = size_of(placement)
-    return Estimate(sampling_s, learning_s, sync_s, step_s, numbers.steps, gpus, tuple(assumptions))
+    overlaps = not placement.turns and job.reinforcement.algorithm.max_staleness > 0
+    both_s = max(sampling_s, update_s) if overlaps else sampling_s + update_s
+    return StepCost(both_s + sync_s + turns_s, update_s)
+
+
+def _sampling_s(request: Request, plan: ClusterPlan, model: ModelShape, rollouts: float, sampled: int) -> float:
+    """Return the seconds in which an engine samples its rollouts, of twice `sampled` tokens each."""
+    placement = plan.placement
+    rates, devices = GPU if placement.rank_gpus else CORE, placement.engine_gpus or placement.engine_cores
+    sequences = next(place.memory.num_sequences for place in plan.assignments if place.memory is not None) or 1.0
+    length = 2 * sampled
+    at_a_time = min(placement.max_num_seqs, max(1.0, sequences * request.context_length / max(1, length)))
+    reads_s = model.num_parameters * placement.bytes_per_weight / (rates.read_bytes_per_s * devices)
+    operations_s = 2 * model.active_parameters / (rates.operations_per_s * devices)
+    return sampled * max(1.0, rollouts / at_a_time) * reads_s + rollouts * length * operations_s + TOOLS_S
 
 
 def learning_token_s(job: JobSpec, model: ModelShape, placement: Placement) -> float:
-    """Seconds of a step per token of its sequences, for all ranks together."""
+    """Return the seconds of a step per token of its sequences, for all ranks together; never negative.
+
+    No GPU has calibrated this function: see `step_cost`.
+    """
     rates = GPU if placement.rank_gpus else CORE
     speed = rates.operations_per_s * placement.learner_ranks * (1 if placement.rank_gpus else placement.rank_cores)
     per_token = (8 if placement.rank_gpus else 6) + (2 if job.method.type == "reinforcement" else 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,11 @@ from cluster.planning.layout import ClusterPlan
 from cluster.planning.model_folder import context_of, read_folder
 from cluster.planning.nodes import HEADROOM, Node
 from cluster.planning.placement import RECORDED, Assignment, Placement, Request, Settings, at_least, size
-from cluster.planning.plan import ASSUMED_WRITE_BYTES_PER_S, Estimate, StopTime, estimate_of, interval_warnings, plan_of
+from cluster.planning.plan import ASSUMED_WRITE_BYTES_PER_S, StopTime, plan_of, step_cost
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job_file import read_job
-from trainer.spec.lora import LoraSpec
 
-STOP_TIMES = ("checkpoint_bytes", "write_bytes_per_s", "checkpoint_s", "update_s", "wait_s", "grace_s")
+STOP_SETTINGS = ("checkpoint_bytes", "write_bytes_per_s", "wait_s", "grace_s")
 
 
 def request_of_file(path: Path, nodes: Sequence[Node]) -> Request:
@@ -56,30 +54,25 @@ def print_planned(console: Console, request: Request, *, smallest: bool, as_json
     """Print the plan of a request, or of the layout with the fewest GPUs; returns whether it fits."""
     plan = plan_of(request, fewest_gpus=smallest)
     settings = _settings_of(request, plan.placement) if smallest and plan.fits else None
-    estimate = estimate_of(request, plan) if plan.fits else None
-    stop = stop_time_of(request, plan.placement.lora, estimate)
-    if stop is not None and estimate is not None:
-        slow = interval_warnings(request.job.cluster.checkpoint_interval, stop.checkpoint_s, estimate.step_s)
-        plan = replace(plan, warnings=(*plan.warnings, *slow))
+    stop = stop_time_of(request, plan) if plan.fits else None
     if as_json:
-        found = plan_as_json(plan, estimate, stop) | ({"smallest": settings} if smallest else {})
+        found = plan_as_json(plan, stop) | ({"smallest": settings} if smallest else {})
         console.print(json.dumps(found), highlight=False, markup=False, soft_wrap=True)
         return plan.fits
     if settings is not None:
         _print_smallest(console, settings)
     print_cluster_plan(console, plan)
-    if estimate is not None:
-        print_estimate(console, estimate)
     if stop is not None:
         print_stop_time(console, stop)
     return plan.fits
 
 
-def stop_time_of(request: Request, lora: LoraSpec | None, estimate: Estimate | None) -> StopTime | None:
-    """The time to stop a run, at a speed that is assumed; None for a layout that does not fit."""
-    if request.model is None or estimate is None:
+def stop_time_of(request: Request, plan: ClusterPlan) -> StopTime | None:
+    """Return the time to stop a run, at a speed that is assumed; None without a model or a learner."""
+    cost = step_cost(request, plan)
+    if request.model is None or cost is None:
         return None
-    return StopTime(request.model.trained(lora), ASSUMED_WRITE_BYTES_PER_S, estimate.learning_s)
+    return StopTime(request.model.trained(plan.placement.lora), ASSUMED_WRITE_BYTES_PER_S, cost.update_s)
 
 
 def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:
@@ -131,29 +124,12 @@ def nested(settings: Settings) -> dict[str, Any]:
     return found
 
 
-def print_estimate(console: Console, estimate: Estimate) -> None:
-    """Print the time of a step and of the run, and what was assumed."""
-    parts = f"sampling {_time(estimate.sampling_s)}, learning {_time(estimate.learning_s)}"
-    total = f"{estimate.steps} steps: {_time(3600 * estimate.hours)}"
-    total += f", {estimate.gpu_hours:.1f} GPU hours" if estimate.num_gpus else ""
-    say = partial(console.print, highlight=False, soft_wrap=True)
-    say(f"estimated, not measured: a step takes {_time(estimate.step_s)} ({parts}); {total}")
-    say(f"  assumed: {'; '.join(estimate.assumptions)}; validation and test are not counted")
-
-
 def print_stop_time(console: Console, stop: StopTime) -> None:
-    """Print what a stop takes, and the settings of Ray and Kubernetes that leave time for it."""
-    parts = f"an update of up to {_time(stop.update_s)}, and {_time(stop.checkpoint_s)} for a checkpoint of "
-    parts += f"{size(stop.checkpoint_bytes)} at an assumed {size(stop.write_bytes_per_s)} a second"
+    """Print the settings of Ray and Kubernetes that leave time for a stop."""
     say = partial(console.print, highlight=False, soft_wrap=True)
-    say(f"a stop takes {parts}: RAY_JOB_STOP_WAIT_TIME_S={stop.wait_s}, terminationGracePeriodSeconds: {stop.grace_s}")
-    say("  `agent-rft check` measures that speed where the run will write")
-
-
-def _time(seconds: float) -> str:
-    if seconds < 600:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+    say(f"for a stop: RAY_JOB_STOP_WAIT_TIME_S={stop.wait_s}, terminationGracePeriodSeconds: {stop.grace_s}")
+    written = f"a checkpoint of {size(stop.checkpoint_bytes)}, written at {size(stop.write_bytes_per_s)} a second"
+    say(f"  assumed: {written}; `agent-rft check` measures that speed where the run will write")
 
 
 def _memory_table(firsts: Sequence[Assignment]) -> Table:
@@ -243,7 +219,7 @@ def _known(num_bytes: int | None) -> str:
     return "unknown" if num_bytes is None else size(num_bytes)
 
 
-def plan_as_json(plan: ClusterPlan, estimate: Estimate | None = None, stop: StopTime | None = None) -> dict[str, Any]:
+def plan_as_json(plan: ClusterPlan, stop: StopTime | None = None) -> dict[str, Any]:
     """The plan as JSON values; memory in bytes."""
     return {
         "fits": plan.fits,
@@ -273,14 +249,8 @@ def plan_as_json(plan: ClusterPlan, estimate: Estimate | None = None, stop: Stop
         ],
         "warnings": [_problem(warning) for warning in plan.warnings],
         "problems": [_problem(problem) for problem in (*plan.lacking, *plan.problems)],
-        "estimate": None if estimate is None else _estimate(estimate),
-        "stop": None if stop is None else {"measured": False} | {name: getattr(stop, name) for name in STOP_TIMES},
+        "stop": None if stop is None else {"measured": False} | {name: getattr(stop, name) for name in STOP_SETTINGS},
     }
-
-
-def _estimate(estimate: Estimate) -> dict[str, Any]:
-    names = ("step_s", "sampling_s", "learning_s", "sync_s", "steps", "hours", "gpu_hours", "assumptions")
-    return {"measured": False} | {name: getattr(estimate, name) for name in names}
 
 
 def _assignment(assignment: Assignment) -> dict[str, Any]:

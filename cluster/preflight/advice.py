@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from typing import assert_never
 
 from actors.engine.chat.dialects import unread_names
 from actors.graders.kinds.python import ignores_sample
@@ -18,7 +19,18 @@ from trainer.chat.renderer import Renderer
 from trainer.data.rows import ranges
 from trainer.errors import Problem
 from trainer.spec.endpoints import Endpoint, ToolSpec
-from trainer.spec.graders import EndpointGrader, GraderSpec, MultiGrader, PythonGrader
+from trainer.spec.graders import (
+    CodeCheckGrader,
+    EndpointGrader,
+    GraderSpec,
+    LabelModelGrader,
+    LengthGrader,
+    MultiGrader,
+    PythonGrader,
+    ScoreModelGrader,
+    StringCheckGrader,
+    TextSimilarityGrader,
+)
 from trainer.spec.job import FILES, WAIT_FACTOR, JobSpec, Reinforcement
 from trainer.spec.plan import Plan
 from trainer.types import Task
@@ -139,4 +151,13 @@ def _is_constant(spec: GraderSpec) -> bool:
             return ignores_sample(spec.source)
         case MultiGrader() | EndpointGrader():  # of the former, the parts are looked at
             return False
-    return not any(reads_sample(template) for _, template in templates_of(spec))
+        case (
+            StringCheckGrader()
+            | TextSimilarityGrader()
+            | ScoreModelGrader()
+            | LabelModelGrader()
+            | CodeCheckGrader()
+            | LengthGrader()
+        ):
+            return not any(reads_sample(template) for _, template in templates_of(spec))
+    assert_never(spec)

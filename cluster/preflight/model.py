@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer
 
-from cluster.planning.model import CONFIG_KEYS, max_context, shape_of
+from cluster.planning.model import CONFIG_KEYS, max_context, quantization_of, shape_of
 from cluster.planning.model_folder import (
     ModelFolder,
     adapter_of,
@@ -20,6 +20,7 @@ from cluster.planning.model_folder import (
     find_model,
     model_problem,
     one_line,
+    quantized_problem,
     weight_problems,
 )
 from cluster.preflight.dialect import ReadDialect, read_dialect
@@ -30,13 +31,6 @@ from trainer.errors import Problem, UserError
 from trainer.model.policy import STATE_LAYERS, layer_kinds, refuse_unsupported
 from trainer.model.router_replay import num_experts
 from trainer.spec.job import JobSpec
-
-MXFP4_REMEDY = (
-    "write it in bfloat16 with transformers: AutoModelForCausalLM.from_pretrained(FOLDER, dtype='bfloat16', "
-    "quantization_config=Mxfp4Config(dequantize=True)).save_pretrained(NEW, save_original_format=False); "
-    "then copy its tokenizer and chat template to NEW"
-)
-"""gpt-oss exists only quantized. In its original format, transformers 5.19 would write experts without their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +70,10 @@ def read_model(job: JobSpec, *, trains: bool = True) -> tuple[LoadableModel | No
             problems.append(Problem("states_under_zero_3", "cluster.zero_stage", message, "set it to 2"))
         if trains and job.method.reinforcement is not None and job.reinforcement.algorithm.router_replay:
             problems += _replay_problems(loaded)
-        if (quantized := getattr(loaded, "quantization_config", None)) is not None:
-            problems.append(_quantized(quantized))
+        if (quantization := quantization_of(base)) is not None:
+            problems.append(quantized_problem(quantization))
         config = _sizes(loaded)
-        shape = None if weights else shape_of(base, config)
+        shape = None if weights else shape_of(base, config, quantization)
         if trains and not problems:
             problems += lora_problems(job, path, loaded)
     except Exception as error:  # noqa: BLE001 - user files, read by three libraries
@@ -116,15 +110,6 @@ def _replay_problems(config: Any) -> list[Problem]:
         return []
     field, message = "method.reinforcement.algorithm.router_replay", "the model has no experts"
     return [Problem("no_experts", field, message, "leave it out: it is for mixtures of experts")]
-
-
-def _quantized(config: Any) -> Problem:
-    """The problem of weights that have no gradients."""
-    values = config if isinstance(config, dict) else vars(config)
-    method = values.get("quant_method", "by an unknown method")
-    message = f"its weights are quantized ({method}), and cannot be trained"
-    remedy = "give the folder of the model before it was quantized, in bfloat16 or float32"
-    return model_problem("unsupported_model", message, MXFP4_REMEDY if method == "mxfp4" else remedy)
 
 
 def _sizes(config: Any) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from cluster.planning.placement import Placement, RecordedLayout, Request, size
 from cluster.planning.plan import (
     CHECKPOINT_BYTES_PER_PARAMETER,
     PROMPT_S,
-    Estimate,
+    StepCost,
     StopTime,
-    estimate_of,
     interval_warnings,
     plan_of,
+    step_cost,
 )
 from cluster.preflight.advice import advice
 from cluster.preflight.dialect import SWITCHES, grammar_problems
@@ -29,7 +29,7 @@ from cluster.preflight.dry_run import WARNINGS, dry_run_problems
 from cluster.preflight.form_check import early_stop_problems
 from cluster.preflight.limits import resource_problems
 from cluster.preflight.model import read_model
-from cluster.preflight.resumed import Began, digests_of, lost_rows
+from cluster.preflight.resumed import Began, digests_of
 from cluster.preflight.rows import length_problems, read_files, rows_of
 from cluster.preflight.same_job import Change
 from cluster.preflight.space import Free, folder_problems, space_problems, write_speed
@@ -156,7 +156,6 @@ async def prepare(
     files, bad = read_files(job)
     problems += bad
     tasks, rows = files["training_file"], rows_of(job, files)
-    num_rows = len(tasks) + sum(problem.field.startswith("training_file") for problem in bad)
     model, bad = read_model(job, trains=learner)
     if model is not None:
         model, unread = fit_to_rows(model, job, rows)
@@ -186,7 +185,6 @@ async def prepare(
         plan, choices = resolve(job, len(tasks), loaded.shape.num_parameters)
         if began is not None:
             plan = began.plan_of(job, plan)
-            problems += lost_rows(plan, num_rows)
     problems += bad
     if not supervised:
         problems += method_problems(job.reinforcement, rows, operator)
@@ -255,7 +253,7 @@ async def prepare(
             *(f"{warning.message}; {warning.remedy}" for warning in cluster.warnings),
             *(f"{warning.place}: {warning.message}; {warning.remedy} [{warning.code}]" for warning in warned),
             *(() if stop is None or stop.checkpoint_s <= PROMPT_S else (_long_stop(stop),)),
-            *(() if stop is None else _slow_checkpoints(stop, estimate_of(request, cluster), job)),
+            *(() if stop is None else _slow_checkpoints(stop, step_cost(request, cluster), job)),
             *filter(None, (tools_warning(model),)),
             *advice(job, plan, model.renderer, files),
         ),
@@ -307,8 +305,8 @@ def _long_stop(stop: StopTime) -> str:
     )
 
 
-def _slow_checkpoints(stop: StopTime, estimate: Estimate | None, job: JobSpec) -> Iterator[str]:
-    step_s = None if estimate is None else estimate.step_s
+def _slow_checkpoints(stop: StopTime, cost: StepCost | None, job: JobSpec) -> Iterator[str]:
+    step_s = None if cost is None else cost.step_s
     for warning in interval_warnings(job.cluster.checkpoint_interval, stop.checkpoint_s, step_s):
         yield f"{warning.field}: {warning.message}; {warning.remedy} [{warning.code}]"
 

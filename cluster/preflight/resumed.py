@@ -19,11 +19,11 @@ from cluster.planning.model_folder import find_model
 from cluster.planning.placement import RECORDED, Placement, RecordedLayout
 from cluster.preflight.contents import digest_of, has_contents
 from cluster.preflight.same_job import START_AGAIN, Change, Comparison, changed, shown
-from cluster.records.run_folder import FORMAT, RunFolder
+from cluster.records.run_folder import FORMAT, RunFolder, check_version
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.endpoints import Positive
 from trainer.spec.job import FILES, JobSpec
-from trainer.spec.kept import as_it_was, without_todays_bounds
+from trainer.spec.kept import without_todays_bounds
 from trainer.spec.plan import GROUP_SIZE, Plan
 
 REMEDY_OF_CONTENTS = f"restore its contents, or {START_AGAIN}"
@@ -51,8 +51,7 @@ class _Record(BaseModel):
 class Began:
     """What a run began with: its job without secrets, and what `auto` was resolved to; and its checkpoints so far.
 
-    `digests` maps the fields that name files to digests of their contents; runs of older versions have none. `layout`
-    is what `auto` became in `cluster`.
+    `digests` maps the fields that name files to digests of their contents. `layout` is what `auto` became in `cluster`.
     """
 
     job: JobSpec
@@ -68,11 +67,13 @@ class Began:
         """Read from a run folder.
 
         Raises:
+            MadeBefore: A version before 0.2.0 wrote the folder.
             InvalidJob: The folder does not say it, or was written by a newer version.
         """
         what = f"cannot resume {folder.path}"
         try:
             found = folder.job()
+            check_version(folder.path, found)
             if _Format.model_validate(found).format > FORMAT:
                 raise InvalidJob(f"{what}: it was written by a newer version of agent-rft; resume it with that version")
             record = _Record.model_validate(found)
@@ -84,7 +85,7 @@ class Began:
             raise InvalidJob(f"{what}: its job.resolved.json is damaged ({error}); {START_AGAIN}") from None
         if record.job is None or record.plan is None:
             raise InvalidJob(f"{what}: it has no job.resolved.json, which says how the run began; {START_AGAIN}")
-        job, warnings = without_todays_bounds(_as_in_a_file(as_it_was(record.job)), "the run")
+        job, warnings = without_todays_bounds(_as_in_a_file(record.job), "the run")
         written = len(list(folder.checkpoints.glob("step-*")))
         return cls(job, record.plan, record.context_length, record.digests, record.layout, tuple(warnings), written)
 
@@ -176,7 +177,7 @@ class Began:
             digest = self.digests.get(field)
             if now is None:
                 yield changed(field, None, str(was))
-            elif not (_is_same_file(now, was) if digest is None else has_contents(now, digest) is not False):
+            elif not (now == was if digest is None else has_contents(now, digest) is not False):
                 if now != was:
                     yield changed(field, str(now), str(was))
                 else:
@@ -185,14 +186,6 @@ class Began:
                     yield Problem("job_changed", field, message, REMEDY_OF_CONTENTS)
         for field in paths.keys() - paths_of(self.job).keys():
             yield changed(field, str(paths[field]), None)
-
-
-def lost_rows(plan: Plan, num_rows: int) -> list[Problem]:
-    """A problem if the training file has fewer rows than the run began with; all that is known of older runs."""
-    if num_rows >= plan.num_rows:
-        return []
-    message = f"has {num_rows} rows, but the run began with {plan.num_rows}"
-    return [Problem("job_changed", "training_file", message, REMEDY_OF_CONTENTS)]
 
 
 def paths_of(job: JobSpec) -> dict[str, Path]:
@@ -219,14 +212,6 @@ def _as_in_a_file(recorded: dict[str, Any]) -> dict[str, Any]:
             wrapped = method["reinforcement"] | {"response_format": {"type": "json_schema", "schema": schema}}
             return recorded | {"method": method | {"reinforcement": wrapped}}
     return recorded
-
-
-def _is_same_file(now: Path, was: Path) -> bool:
-    """Whether a run of a version that recorded no digests began with this file, as far as that is still known."""
-    if now.name == was.name:
-        return True
-    digest = digest_of(was)
-    return digest is not None and has_contents(now, digest) is True
 
 
 def _divided(number: Any, by: float) -> float | None:

@@ -20,7 +20,7 @@ from ray.exceptions import RayError
 
 from cluster.planning.plan import StopTime
 from cluster.records.redact import plain
-from trainer.errors import InvalidJob
+from trainer.errors import InvalidJob, MadeBefore
 from trainer.events import PhaseBegan, StepDone
 from trainer.run_events import RunEvent
 
@@ -56,13 +56,13 @@ def stop_warning(stop: StopTime | None, environment: Mapping[str, str] = os.envi
     return f"`ray job stop` kills this job after {wait_s} s, before its checkpoint is written: {remedy}"
 
 
-def refuse_for_good(error: InvalidJob, environment: Mapping[str, str] = os.environ) -> None:
+def refuse_for_good(error: InvalidJob | MadeBefore, environment: Mapping[str, str] = os.environ) -> None:
     """End this process's Ray job as STOPPED, which KubeRay does not retry, unless a further try may succeed.
 
     Ray's own end of the job, as FAILED, then comes too late to change it. If Ray does not answer, the job is retried.
     """
-    job = submission_id(environment)
-    if job is None or (error.problems and all(problem.code in PASSING for problem in error.problems)):
+    job, problems = submission_id(environment), error.problems if isinstance(error, InvalidJob) else []
+    if job is None or (problems and all(problem.code in PASSING for problem in problems)):
         return
     client = JobInfoStorageClient(GcsClient(address=environment["RAY_ADDRESS"]))
     message = str(plain(f"the job was refused: {error}"))

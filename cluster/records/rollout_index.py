@@ -2,7 +2,7 @@
 
 The files are the record; the index can be deleted at any time. It knows the size and time of each file that it holds,
 and its first reader catches up: with files that it lacks, that were replaced, or that are gone. So a kill at any
-moment, a failed write and runs of older versions need nothing else. Where it cannot be written, as in a read-only
+moment and a failed write need nothing else. Where it cannot be written, as in a read-only
 folder, the reader makes a temporary one.
 """
 

@@ -40,7 +40,7 @@ from trainer.data.durable import write_durably
 from trainer.data.ownership import files_of
 from trainer.data.rollout_files import ROLLOUTS_SUFFIX, LineReader, Place, read_groups, read_outcomes, write_groups
 from trainer.data.rollout_json import outcome_from_json
-from trainer.errors import UserError
+from trainer.errors import MadeBefore, UserError
 from trainer.events import VALIDATION, Evaluated, StepDone
 from trainer.loop.checkpoint import latest_checkpoint
 from trainer.run_events import RunEvent, evaluation_of
@@ -56,9 +56,9 @@ NAMES = (
 """What a run writes: names of `trainer.data.ownership`."""
 DRAWS = "ready"
 """The names of rollout files of a look before training begin so."""
-FORMAT = 2
-"""The format of job.resolved.json; older ones have none. Raise it when older programs must not resume the run: those of
-format 1 know no `model_options`, and would sample with another template and parser."""
+FORMAT = 3
+"""The format of job.resolved.json and of the folder, the same since 0.2.0. Raise it when older programs must not resume
+the run."""
 
 
 KEEP_ALL = RecordLimits()
@@ -77,6 +77,33 @@ def new_run_folder(root: Path, suffix: str | None) -> Path:
             path.mkdir(parents=True)
             return path
     raise AssertionError("unreachable")
+
+
+def open_run(path: Path) -> RunFolder:
+    """Open a run folder to read it.
+
+    Raises:
+        MadeBefore: A version before 0.2.0 wrote it.
+    """
+    run = RunFolder(path)
+    with suppress(OSError, ValueError, RecursionError):  # reported where the content is needed
+        check_version(path, run.job())
+    return run
+
+
+def check_version(path: Path, resolved: object) -> None:
+    """Check that this version reads the run folder at `path`; `resolved` is the content of its job.resolved.json.
+
+    Raises:
+        MadeBefore: A version before 0.2.0 wrote it.
+    """
+    match resolved:
+        case {"format": int(number)}:
+            is_older = number < FORMAT
+        case _:
+            is_older = isinstance(resolved, dict) and "job" in resolved  # written before formats were recorded
+    if is_older:
+        raise MadeBefore.of(f"the run folder {path}")
 
 
 class RunFolder:
@@ -209,7 +236,7 @@ class RunFolder:
         return resolved
 
     def events(self) -> list[RunEvent]:
-        """All events, in order. Those of runs from before events had kinds have only level, message and data."""
+        """All events, in order."""
         return [RunEvent.from_line(line) for line in _read_lines(self.at / "events.jsonl")]
 
     def metrics(self) -> list[dict[str, float]]:
@@ -226,9 +253,6 @@ class RunFolder:
         for event in self.events():
             if isinstance(event.event, Evaluated) and event.event.name == VALIDATION:
                 found[event.step] = event.event.evaluation
-            elif not event.kind and "step" in event.data:  # of a run from before events had kinds
-                with suppress(TypeError):
-                    found[int(event.data["step"])] = evaluation_of(event.data)
         return sorted(found.items(), key=lambda pair: pair[0])
 
     def rollout_names(self) -> list[str]:

@@ -25,7 +25,7 @@ from cluster.preflight.static import check_gradable
 from cluster.ray_cluster.job_status import RayJobStatus, folder_warning, stop_warning
 from cluster.ray_cluster.session import is_local, ray_session
 from cluster.records.redact import public_job
-from cluster.records.run_folder import NAMES, RunFolder, new_run_folder
+from cluster.records.run_folder import NAMES, RunFolder, new_run_folder, open_run
 from cluster.run.actor_configs import checking, print_plan
 from cluster.run.actors import RunActors
 from cluster.run.copies import Copies, open_store, restore
@@ -93,8 +93,10 @@ def claim_run(path: Path, wait_s: float, tell: Tell, pause: Callable[[float], No
     """Become the owner of a run's folder; waits for the end of another owner for `wait_s` at most.
 
     Raises:
+        MadeBefore: A version before 0.2.0 wrote the folder.
         FolderOwned: Another process owns it.
     """
+    open_run(path)  # an older folder stays as it is
     return claim(path, NAMES, wait_s=wait_s, remedy=OWNED_REMEDY, tell=tell, silence_s=silence_s(), pause=pause)
 
 

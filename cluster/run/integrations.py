@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Any
+from typing import Any, assert_never
 
 from actors.endpoints.url import secrets_of
 from cluster.records.redact import REDACTED, hide
@@ -20,7 +20,13 @@ from cluster.run.trackers.tracker import CannotTrack, TrackedRun, Tracker, Track
 from cluster.run.trackers.wandb_run import FINISH_S, WandbRun
 from trainer.events import Event, IntegrationFailed
 from trainer.protocols import Sink
-from trainer.spec.integrations import Integration, IntegrationAccess, MlflowIntegration, WandbIntegration
+from trainer.spec.integrations import (
+    Integration,
+    IntegrationAccess,
+    MlflowIntegration,
+    TensorboardIntegration,
+    WandbIntegration,
+)
 
 CLOSE_S = FINISH_S + 5.0
 """How long the end of a run waits for the last uploads."""
@@ -73,7 +79,9 @@ def _tracker(integration: Integration, access: IntegrationAccess, run: TrackedRu
             return WandbRun(_loaded(load, "wandb", "wandb"), run, integration.wandb, access.wandb)
         case MlflowIntegration():
             return MlflowRun(_loaded(load, "mlflow", "mlflow"), run, integration.mlflow, access.mlflow)
-    return TensorboardFiles(_loaded(load, "tensorboard.summary", "tensorboard"), run)
+        case TensorboardIntegration():
+            return TensorboardFiles(_loaded(load, "tensorboard.summary", "tensorboard"), run)
+    assert_never(integration)
 
 
 NO_REPORTS = {

@@ -32,11 +32,13 @@ import cluster.stores.keys
 import cluster.stores.model_registry
 import cluster.stores.sessions  # noqa: F401
 from cluster.stores.database import Database, DatabaseError, reason_of
-from trainer.errors import UserError
+from trainer.errors import MadeBefore, UserError
 
 FOLDER = Path(__file__).parent / "migrations"
 _ALEMBIC_LOCK = threading.Lock()
 """Alembic has one context per process."""
+REVISIONS_BEFORE_0_2_0 = frozenset(f"{number:04}" for number in range(1, 8))
+"""The revisions of databases that were made before the first version whose databases are read."""
 TABLES_LOCK = 0x7461626C
 """The PostgreSQL advisory lock held while migrating, for servers that start at the same time."""
 
@@ -49,6 +51,7 @@ def migrate(database: Database, revision: str = "head") -> None:
     """Create the tables or upgrade them to a revision. Idempotent; data is preserved.
 
     Raises:
+        MadeBefore: A version before 0.2.0 made the tables.
         NewerDatabase: The tables have a revision that this version does not know.
     """
     logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -57,8 +60,10 @@ def migrate(database: Database, revision: str = "head") -> None:
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": TABLES_LOCK})
         config = _config(connection)
         found = MigrationContext.configure(connection).get_current_revision()
+        where = database.engine.url.render_as_string(hide_password=True)
+        if found in REVISIONS_BEFORE_0_2_0:
+            raise MadeBefore.of(f"the database {where}")
         if found is not None and found not in revisions():
-            where = database.engine.url.render_as_string(hide_password=True)
             raise NewerDatabase(
                 f"the database {where} was made by a newer version of agent-rft (revision {found}); "
                 "use that version, or restore the backup of before its upgrade"
@@ -76,7 +81,8 @@ def open_database(folder: Path, url: str | None) -> Database:
     """The database at `url`, or by default a file in `folder`, with all its tables.
 
     Raises:
-        UserError: its URL is none, nothing answers there, or a newer version made it.
+        UserError: The URL is invalid, nothing answers there, or another version made the database: a newer one, or one
+            before 0.2.0.
     """
     database = Database.of_folder(folder.resolve()) if url is None else Database(_checked_url(url))
     try:
@@ -99,12 +105,12 @@ def _checked_url(url: str) -> str:
 
 def write_revision(message: str) -> None:
     """Write the next revision to `migrations/versions`; `ruff format` puts it into our style."""
-    number = 1 + len(list((FOLDER / "versions").glob("[0-9]*.py")))
+    number = 1 + len(list((FOLDER / "versions").glob("r*.py")))
     with tempfile.TemporaryDirectory() as folder:
         database = Database.of_folder(Path(folder))
         migrate(database)
         with database.engine.begin() as connection:
-            command.revision(_config(connection), message, autogenerate=True, rev_id=f"{number:04}")
+            command.revision(_config(connection), message, autogenerate=True, rev_id=f"r{number:04}")
         database.close()
 
 

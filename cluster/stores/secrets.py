@@ -4,8 +4,7 @@ One master secret, never in the database, from which HKDF derives a key for each
 
     v1.<id of the master secret>.<nonce and AES-256-GCM ciphertext, in URL-safe base64>
 
-and is bound to its purpose and its context (the job, or the API key that it was given to): it opens nowhere else. What
-versions before this form sealed, with the master secret itself, opens for jobs only.
+and is bound to its purpose and its context (the job, or the API key that it was given to): it opens nowhere else.
 
 While the master secret is changed (`cluster.stores.rotation`) there are two: the first one seals, both open.
 """
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from cryptography.exceptions import InvalidTag
-from cryptography.fernet import Fernet, InvalidToken
+from cryptography.fernet import Fernet
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -199,29 +198,19 @@ class Sealer:
         Raises:
             CannotOpen: It was sealed with another secret, for something else, or was changed since.
         """
-        masters = self._secrets.read()
-        master = next((master for master in masters if sealed.startswith(head_of(master))), None)
+        master = next((master for master in self._secrets.read() if sealed.startswith(head_of(master))), None)
         try:
             if master is None:
-                return self._opened_legacy(sealed, masters)
+                raise InvalidTag
             head = head_of(master)
             data = base64.b64decode(sealed[len(head) :], altchars=b"-_", validate=True)
             nonce, text = data[:NONCE_BYTES], data[NONCE_BYTES:]
             return master.cipher(self._purpose).decrypt(nonce, text, self._bound(head)).decode()
-        except (InvalidTag, InvalidToken, ValueError):
+        except (InvalidTag, ValueError):
             raise CannotOpen(
                 "a stored secret cannot be decrypted: it was encrypted with a different key; restore the server's "
                 f"former key ({VARIABLE} or {KEY_FILE})"
             ) from None
-
-    def _opened_legacy(self, sealed: str, masters: tuple[Master, ...]) -> str:
-        """Open what was sealed with the master secret itself, when that had no purposes and no contexts."""
-        if self._purpose != "job":
-            raise InvalidToken
-        for master in masters:
-            with suppress(InvalidToken):
-                return Fernet(master.text).decrypt(sealed.encode()).decode()
-        raise InvalidToken
 
     def _bound(self, head: str) -> bytes:
         return "\0".join(("agent-rft", head, self._purpose, self._context)).encode()

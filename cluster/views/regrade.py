@@ -23,7 +23,7 @@ from actors.grading.factory import all_grader_problems
 from actors.grading.pool import GraderPool
 from actors.runtime.calls import outcome_of
 from cluster.preflight.job_endpoints import allow_own_endpoints
-from cluster.records.run_folder import RunFolder
+from cluster.records.run_folder import RunFolder, open_run
 from trainer.data.rollout_files import ROLLOUTS_SUFFIX, read_groups
 from trainer.errors import InvalidJob, Problem, RftError, UserError, first_error
 from trainer.spec.graders import GraderSpec
@@ -138,7 +138,7 @@ def read_cases(path: Path, name: str | None = None) -> list[Case]:
         InvalidJob: A JSONL file is empty, cannot be read or has invalid lines, each with its number.
     """
     if path.is_dir():
-        run = RunFolder(path)
+        run = open_run(path)
         names = run.rollout_names()
         if not names or (name is not None and name not in names):
             wanted = "rollouts" if name is None else f"rollouts named {name!r}"

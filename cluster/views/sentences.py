@@ -125,8 +125,8 @@ def _trouble(event: e.Event) -> str:
         case e.DiskFreed():
             return "the disk has room again: the job goes on"
         case e.BatchStarved():
-            why = "" if event.cause == "unknown" else f": {Diagnosis(event.cause, event.name, event.error)}"
-            return f"nothing to learn from: {how_many(event.without_signal, event.num_lost)}{why}"
+            why = Diagnosis(event.cause, event.name, event.error)
+            return f"nothing to learn from: {how_many(event.without_signal, event.num_lost)}: {why}"
         case e.NoToolCalls():
             return f"step {event.step}: none of {event.num_rollouts} rollouts called any of its tools"
         case e.EngineLearnerGap():

@@ -49,7 +49,7 @@ from serve.cli.open_run import open_console
 from serve.cli.prompt import print_prompt
 from serve.cli.schema import schema
 from serve.cli.traces import traces_command
-from trainer.errors import InvalidJob, RftError
+from trainer.errors import InvalidJob, MadeBefore, RftError
 
 if TYPE_CHECKING:
     from trainer.data.ownership import Claim
@@ -241,7 +241,7 @@ def plan_command(
 ) -> None:
     """Show where a job's processes would run, what their nodes need, and what does not fit (exit code 2).
 
-    Starts nothing. The time of a step is estimated, not measured.
+    Starts nothing.
     """
     from cluster.planning.nodes import read_nodes, this_machine
     from cluster.planning.plan_view import print_planned, request_of_file
@@ -314,7 +314,7 @@ def _refused(retry: bool) -> Iterator[None]:
     """Without `retry`, ends the Ray job that this command is in, if it refuses the job."""
     try:
         yield
-    except InvalidJob as error:
+    except (InvalidJob, MadeBefore) as error:
         if not retry:
             from cluster.ray_cluster.job_status import refuse_for_good
 

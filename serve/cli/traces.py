@@ -138,9 +138,9 @@ class LocalTraces:
     """The traces of a run folder."""
 
     def __init__(self, folder: Path) -> None:
-        from cluster.records.run_folder import RunFolder
+        from cluster.records.run_folder import open_run
 
-        self._run = RunFolder(folder)
+        self._run = open_run(folder)
 
     def newest(self) -> str:
         from cluster.views.traces import newest_file

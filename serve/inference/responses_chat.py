@@ -10,7 +10,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, assert_never
 
 from cluster.stores.secrets import CannotOpen, Sealer
 from serve.http.errors import ApiError
@@ -97,6 +97,8 @@ class _Turns:
                 self._open_calls.append(item.call_id)
             case OutputItem():
                 self._answer(i, item)
+            case _:
+                assert_never(item)
 
     def ended(self) -> list[dict[str, Any]]:
         self._flush()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path as Folder
-from typing import Annotated, Any
+from typing import Annotated, Any, assert_never
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from cluster.jobs.feed import Change, Feed, Position, StepMetrics
 from cluster.stores.job_store import JobStore
-from cluster.stores.job_tables import EventRecord
+from cluster.stores.job_tables import EventRecord, JobRecord
 from serve.http.auth import Reader
 from serve.http.errors import ApiError
 from serve.http.schemas.base import EVENT, Responses
@@ -101,8 +101,9 @@ def _wire(change: Change, job_id: str, organization: str) -> dict[str, Any]:
             return {"type": "metrics", "metrics": metrics_object(job_id, step, values)}
         case EventRecord():
             return {"type": "event", "event": event_object(change)}
-        case _:
+        case JobRecord():
             return {"type": "job", "job": job_object(change, organization)}
+    assert_never(change)
 
 
 def _too_many() -> ApiError:

@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-from cryptography.fernet import Fernet
 from sqlalchemy import update
 
 from cluster.jobs.driver_settings import DriverSettings, Server
@@ -18,7 +17,7 @@ from cluster.stores.database import Database
 from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import JobRow
 from cluster.stores.migrate import migrate
-from cluster.stores.secrets import KEY_FILE, CannotOpen, SecretBox
+from cluster.stores.secrets import CannotOpen, SecretBox
 from serve.inference import responses
 from serve.routes import fine_tuning
 from tests.support.api import client_of
@@ -81,11 +80,6 @@ def check_refused(victim: Victim, answer: httpx.Response, secret: str) -> None:
 async def test_a_sealed_job_does_not_come_out_as_a_thought(victim: Victim) -> None:
     sealed = victim.store.get(await victim.job()).sealed_spec
     check_refused(victim, await victim.echo(sealed), SECRET)
-
-
-async def test_a_job_that_an_older_version_sealed_does_not_either(victim: Victim) -> None:
-    fernet = Fernet((victim.folder / KEY_FILE).read_text())
-    check_refused(victim, await victim.echo(fernet.encrypt(SECRET.encode()).decode()), SECRET)
 
 
 async def test_a_thought_is_only_for_the_key_that_it_was_given_to(victim: Victim) -> None:

@@ -17,7 +17,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from requirements import sbom
 from requirements.hashes import File, may_be_installed, with_hashes
-from requirements.lists import FOLDER, LISTS, Pin, read
+from requirements.lists import FOLDER, LEFT_OUT, LISTS, Pin, read
 from tests.support.paths import ROOT
 
 
@@ -37,6 +37,31 @@ def test_cudas_compiler_headers_and_runtime_have_one_version() -> None:
         assert versions[f"nvidia-cuda-{name}"].startswith(f"{minor}."), name
     for name in ("nvidia-nvvm", "nvidia-nvtx"):
         assert versions[name].startswith(f"{minor}."), name
+
+
+def test_no_two_packages_for_gpus_have_the_same_files_of_cuda() -> None:
+    """Before 13, cuda-python has the files of cuda-bindings itself, in another version."""
+    versions = {pin.name: pin.version for pin in read("gpu")}
+    majors = {name: int(versions[name].partition(".")[0]) for name in ("cuda-python", "cuda-bindings")}
+    assert majors["cuda-python"] >= 13 and majors["cuda-bindings"] >= 13
+    release = {versions[name].rpartition(".")[0] for name in majors}
+    assert len(release) == 1, "cuda-python requires cuda-bindings of its own release"
+
+
+def test_an_environment_lacks_only_what_is_left_out() -> None:
+    """`pip check` names all else that is missing, or has another version than a package requires."""
+    checked = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True).stdout
+    known = {
+        f"{package} requires {missing}, which is not installed."
+        for missing, packages in LEFT_OUT.items()
+        for package in packages
+    }
+    lines = {re.sub(r"^(\S+) \S+ requires", r"\1 requires", line) for line in checked.splitlines()}
+    assert lines - {"No broken requirements found."} <= known
+
+
+def test_the_lists_for_cpus_have_none_of_what_is_left_out() -> None:
+    assert not LEFT_OUT.keys() & {pin.name for kind in ("cpu", "dev") for pin in read(kind)}
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ from actors.learner.sizes import snapshot_bytes
 from actors.weights.checksum import checksum
 from actors.weights.layout import num_bytes
 from tests.support.architectures import ARCHITECTURES
-from tests.support.old_version import old_version
 from tests.support.paths import BASE
 from tests.support.shapes import write_shape
 from tests.support.tiny_model import write_tiny_model
@@ -476,26 +475,6 @@ async def test_a_damaged_checkpoint_and_an_untrainable_model_are_rejected(
     (tmp_path / "state" / "rank-00001.safetensors").unlink()
     with pytest.raises(UserError, match=r"state lacks a part of .* delete this checkpoint"):
         await pair.load(tmp_path)
-
-
-async def test_a_checkpoint_of_an_older_version_loads_into_its_own_layout(
-    groups: tuple[LearnerGroup, LearnerGroup], tmp_path: Path
-) -> None:
-    alone, pair = groups
-    old = old_version(new(tmp_path / "old"))
-    config = replace(CONFIG, model=old.home / "model")
-    checkpoint = old.run / "checkpoints" / "step-000004"
-    await alone.build(config)
-    assert await alone.load(checkpoint) is None
-    await save(alone, new(tmp_path / "again"))
-    theirs, ours = (load_file(folder / "model.safetensors") for folder in (checkpoint, tmp_path / "again"))
-    assert theirs.keys() == ours.keys()
-    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
-    assert saved_state(tmp_path / "again")["step"] > 0
-    await pair.build(config)
-    with pytest.raises(UserError, match="with 1 rank, ZeRO stage 0, float32, which only a learner with the same"):
-        await pair.load(checkpoint)
-    assert await pair.load(tmp_path / "again") is not None
 
 
 async def test_a_lost_group_starts_again_from_its_checkpoint_bitwise_equally(

@@ -35,7 +35,7 @@ class ModelCard(BaseModel):
     tools_in_prompt: bool = True
     template_digest: str = Field(default="", max_length=64)
     lora: LoraSpec | None = None
-    """The adapter that was trained, whether the job or `auto` chose it; None: all weights, or an older version."""
+    """The adapter that was trained, whether the job or `auto` chose it; None: all weights."""
 
     @classmethod
     def of(cls, dialect: Dialect, options: ModelOptions, template: str, lora: LoraSpec | None = None) -> ModelCard:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from trainer.chat.dialect import UNKNOWN, Dialect
+from trainer.chat.dialect import Dialect
 from trainer.spec.job import JobSpec, RolloutLimits
 from trainer.spec.plan import Plan
 
@@ -48,7 +48,5 @@ class ServeSettings:
     def stored(cls, values: Mapping[str, Any]) -> ServeSettings:
         """The settings that a server has stored; those that another version had and this one does not are left out."""
         known = {setting.name: values[setting.name] for setting in fields(cls) if setting.name in values}
-        if "tool_parser" in values:  # before there were dialects
-            known["dialect"] = dict(values) | {"family": UNKNOWN.family}
         dialect = known.pop("dialect", None)
         return cls(None if dialect is None else Dialect.of_json(dialect), **known)

@@ -178,14 +178,18 @@ def claim(
     """Become the owner of a folder, which is created if it does not exist.
 
     An owner that has ended is succeeded at once, one that is silent after `silence_s`. While one is alive, this waits
-    for its end for `wait_s` at most. Of the `names`, files and folders that an older version wrote directly into `path`
-    are moved to the owner's folder, and links to it take their place. `tell` gets a sentence when this waits; `remedy`
-    ends the message of a refusal.
+    for its end for `wait_s` at most. Each of the `names` in `path` becomes a link to the owner's folder. `tell` gets a
+    sentence when this waits; `remedy` ends the message of a refusal.
 
     Raises:
         FolderOwned: The owner is alive, and has not ended within `wait_s`.
-        UserError: The folder cannot be written, or its file system cannot rename folders or make links.
+        UserError: The folder has something of its own under one of the names, cannot be written, or its file system
+            cannot rename folders or make links.
     """
+    names = tuple(names)
+    for public in (path / name for name in names):
+        if public.exists() and not public.is_symlink():
+            raise UserError(f"{public} is in the way of the run's own; move it away, or give another folder")
     try:
         return _claimed(path, names, wait_s, remedy, tell, silence_s, pause, clock, disk)
     except OSError as error:
@@ -347,10 +351,7 @@ def _owned(path: Path, number: int, names: Iterable[str], silence_s: float, disk
     own.replace(at / HEARTBEAT)
     _link(path / CURRENT, at.name, disk)
     for name in names:
-        public = path / name
-        if public.exists() and not public.is_symlink():
-            public.rename(at / name)
-        _link(public, f"{CURRENT}/{name}", disk)
+        _link(path / name, f"{CURRENT}/{name}", disk)
     for older in _numbers(path, disk)[:-1]:  # made by an owner before that did not know yet that it was one no more
         shutil.rmtree(_folder(path, older), ignore_errors=True)
     sync_to_disk(path)

@@ -1,7 +1,7 @@
 """Rollout files: JSONL files of groups, compressed with zstandard; reading one is lossless.
 
 A file is a sequence of frames, and a frame holds whole groups, so that one rollout is read without what is before its
-frame. Files of older versions are one frame.
+frame.
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ import zstandard
 
 from trainer.data.durable import write_durably
 from trainer.data.rollout_json import outcome_as_json, outcome_from_json, task_from_json
-from trainer.errors import UserError
+from trainer.errors import MadeBefore, UserError
 from trainer.types import Discarded, Group, GroupRequest, Rollout
 
 ROLLOUTS_SUFFIX = ".jsonl.zst"
 FORMAT = 2
-"""The format of a group's lines: 2 has segments, 1 has not, the oldest have none.
-
-Raise it when older programs must not read them.
-"""
+"""The format of a group's lines, the same since 0.2.0. Raise it when older programs must not read them."""
 FRAME_BYTES = 1 << 20
 """A frame ends with the group that fills so many bytes: some milliseconds to decompress, and nearly as small as one."""
 CHUNK_BYTES = 1 << 16
@@ -98,7 +95,7 @@ def read_groups(path: Path) -> list[Group]:
 
     Raises:
         DamagedFile: It is half written, or has lines of another kind.
-        UserError: A newer version wrote the file.
+        UserError: A newer version wrote the file, or one before 0.2.0.
     """
     found: list[tuple[GroupRequest, float, list[Rollout], list[Discarded]]] = []
     try:
@@ -136,7 +133,7 @@ def read_outcomes(path: Path) -> Iterator[tuple[Place, GroupRequest, Rollout | D
 def request_of(line: dict[str, Any]) -> tuple[GroupRequest, float]:
     """The request of a group's line, and how long the group took."""
     values = {name: value for name, value in line.items() if name not in ("kind", "format", "wall_s")}
-    return GroupRequest(**values | {"task": task_from_json(line["task"])}), line.get("wall_s", 0.0)
+    return GroupRequest(**values | {"task": task_from_json(line["task"])}), line["wall_s"]
 
 
 def read_lines(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
@@ -144,12 +141,14 @@ def read_lines(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
 
     Raises:
         DamagedFile: After the last whole line.
-        UserError: A newer version wrote the file.
+        UserError: A newer version wrote the file, or one before 0.2.0.
     """
     try:
         for place, text in _texts(path):
             line = json.loads(text)
-            if line["kind"] == "group" and line.get("format", 0) > FORMAT:
+            if line["kind"] == "group" and line.get("format", 0) < FORMAT:
+                raise MadeBefore.of(str(path), public=f"the file of {_shown(path)}")
+            if line["kind"] == "group" and line["format"] > FORMAT:
                 public = f"{_shown(path)} were written by a newer version of agent-rft"
                 remedy = "read it with that version"
                 raise UserError(f"{path} was written by a newer version of agent-rft; {remedy}", public=public)

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from trainer.types import Discarded, Grade, Rollout, Segment, Task, ToolCall, ToolResult, Turn
 
-ARRAYS = tuple(field.name for field in fields(Segment) if field.name != "experts")
-
 
 def outcome_as_json(outcome: Rollout | Discarded, *, with_experts: bool = False) -> dict[str, Any]:
     """JSON values of a rollout, with `kind` rollout or discarded.
@@ -35,15 +33,14 @@ def outcome_as_json(outcome: Rollout | Discarded, *, with_experts: bool = False)
 
 
 def outcome_from_json(values: dict[str, Any]) -> Rollout | Discarded:
-    """The inverse of `outcome_as_json`. Rollouts of older versions have the arrays of their only segment themselves."""
+    """The inverse of `outcome_as_json`."""
     values = dict(values)
     if values.pop("kind") == "discarded":
         return Discarded(**values)
-    segments = values.pop("segments", None) or [{name: values.pop(name) for name in ARRAYS}]
     return Rollout(
         **values
         | {
-            "segments": tuple(map(_segment_from_json, segments)),
+            "segments": tuple(map(_segment_from_json, values["segments"])),
             "turns": tuple(_turn_from_json(turn) for turn in values["turns"]),
             "grade": Grade(**values["grade"]),
         }

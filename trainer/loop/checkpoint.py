@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Protocol
 
 from trainer.data.durable import sync_to_disk, write_durably
-from trainer.errors import UserError
+from trainer.errors import MadeBefore, UserError
 
 KEEP_BEST = 3
 FORMAT = 2
-"""The format of checkpoints; the oldest have none. Raise it when older programs must not resume from them."""
+"""The format of checkpoints, the same since 0.2.0. Raise it when older programs must not resume from them."""
 TRAINING_STATE = "state"
 """The subfolder with all that only training needs. Only the latest checkpoint has one; older ones are just models."""
 STATE = "loop.json"
@@ -83,7 +83,7 @@ def checkpoints_in(folder: Path) -> list[tuple[Path, LoopState]]:
     Only reads, so it is safe while another thread or process saves one.
 
     Raises:
-        UserError: A newer version wrote one, or one is damaged.
+        UserError: A newer version wrote one, or one before 0.2.0, or one is damaged.
     """
     found = []
     for path in sorted(path for path in folder.glob("step-*") if path.suffix != ".tmp"):
@@ -243,7 +243,9 @@ def num_bytes(folder: Path) -> int:
 def _read_state(checkpoint: Path) -> LoopState:
     try:
         saved = json.loads((checkpoint / STATE).read_text())
-        if saved.get("format", 0) > FORMAT:
+        if saved.get("format", 0) < FORMAT:
+            raise MadeBefore.of(str(checkpoint))
+        if saved["format"] > FORMAT:
             raise UserError(f"{checkpoint} was written by a newer version of agent-rft; continue with that version")
         return LoopState(**{f.name: saved[f.name] for f in fields(LoopState) if f.name in saved})
     except (ValueError, TypeError, AttributeError) as error:

@@ -74,7 +74,6 @@ WORDS: Mapping[Cause, tuple[str, str]] = {
         "check whether the grader gives more for a right answer; else take easier rows, let it give partial credit, or "
         "train supervised first",
     ),
-    "unknown": ("the cause is not known", "look at the traces"),
 }
 
 

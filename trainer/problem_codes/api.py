@@ -213,8 +213,8 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "Send fewer or shorter messages.",
         ),
         "invalid_encrypted_content": ProblemCode(
-            "A reasoning item was not made by this server, was made for another API key or by an older version, or was "
-            "changed, so it is not shown to the model.",
+            "A reasoning item was not made by this server, was made for another API key, or was changed, so it is not "
+            "shown to the model.",
             "Send reasoning items exactly as this server returned them, or leave them out.",
         ),
         "unsupported_endpoint": ProblemCode(

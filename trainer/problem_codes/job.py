@@ -76,7 +76,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         "invalid_duplicate_integration": CheckCode(
             "`integrations` names a tracker more than once. A job has one run in each tracker, so that two would write "
             "into the same one.",
-            "Keep one of each type. A stored job of an older version that has two goes on with the first.",
+            "Keep one of each type.",
             stops_accepted=True,
         ),
         "invalid_value_error": CheckCode(

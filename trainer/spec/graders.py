@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, assert_never
 
 from pydantic import AfterValidator, AliasChoices, Field, field_validator
 
@@ -232,7 +232,11 @@ def grader_for_trial(spec: GraderSpec) -> GraderSpec:
             return spec.for_trial()
         case MultiGrader():
             return spec.model_copy(update={"graders": {k: grader_for_trial(part) for k, part in spec.graders.items()}})
-    return spec
+        case StringCheckGrader() | TextSimilarityGrader() | CodeCheckGrader() | LengthGrader():
+            return spec
+        case PythonGrader() | ScoreModelGrader() | LabelModelGrader():
+            return spec
+    assert_never(spec)
 
 
 class GuardSpec(Strict):

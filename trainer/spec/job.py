@@ -429,23 +429,6 @@ class JobSpec(Strict):
     cluster: ClusterSpec = ClusterSpec()
     """Resources of the job."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _older_place_of_the_tool_parser(cls, raw: Any) -> Any:
-        """Read `cluster.tool_parser`, where the setting was before there were `model_options`."""
-        match raw:
-            case {"cluster": {"tool_parser": str(parser), **cluster}}:
-                options = raw.get("model_options", {})
-                if not isinstance(options, dict):
-                    return raw
-                if (given := options.get("tool_parser", parser)) != parser:
-                    raise ValueError(
-                        f"cluster.tool_parser is {parser!r}, but model_options.tool_parser is {given!r}: "
-                        "must be given once, as model_options.tool_parser"
-                    )
-                return raw | {"cluster": cluster, "model_options": options | {"tool_parser": parser}}
-        return raw
-
     @property
     def reinforcement(self) -> Reinforcement:
         if self.method.reinforcement is None:

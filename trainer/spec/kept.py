@@ -26,20 +26,6 @@ BOUNDS = frozenset(
 )
 """Pydantic's types of errors whose value the program still understands."""
 UNKNOWN, UNKNOWN_TYPE = "extra_forbidden", "union_tag_invalid"
-BEFORE: Mapping[KeyPath, Any] = {
-    ("method", "reinforcement", "algorithm", "max_divergence"): None,
-    ("model_options",): {"tools_in_prompt": False},
-}
-"""What runs did before a setting came whose default does something else."""
-
-
-def as_it_was(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's recorded job, with BEFORE for settings that its version did not have."""
-    job = dict(recorded)
-    for path, value in BEFORE.items():
-        if has(job, path[:-1]) and not has(job, path):
-            job = _with(job, path, value)
-    return job
 
 
 def without_todays_bounds(raw: Mapping[str, Any], whose: str) -> tuple[JobSpec, list[str]]:
@@ -48,26 +34,6 @@ def without_todays_bounds(raw: Mapping[str, Any], whose: str) -> tuple[JobSpec, 
     Raises:
         InvalidJob: A value has another form than today's.
     """
-    raw, doubled = _one_of_each_tracker(raw, whose)
-    spec, warnings = _within_bounds(raw, whose)
-    return spec, doubled + warnings
-
-
-def _one_of_each_tracker(raw: Mapping[str, Any], whose: str) -> tuple[Mapping[str, Any], list[str]]:
-    """The job without integrations of a type that an earlier one has, which former versions took, and a warning."""
-    first: dict[str, Any] = {}
-    given = raw.get("integrations")
-    if not isinstance(given, list | tuple) or not all(isinstance(one, Mapping) for one in given):
-        return raw, []
-    for integration in given:
-        first.setdefault(str(integration.get("type")), integration)
-    if len(first) == len(given):
-        return raw, []
-    warning = f"integrations: {whose} names a tracker more than once; it goes on with the first of each type"
-    return {**raw, "integrations": list(first.values())}, [warning]
-
-
-def _within_bounds(raw: Mapping[str, Any], whose: str) -> tuple[JobSpec, list[str]]:
     try:
         return JobSpec.model_validate(raw), []
     except ValidationError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, assert_never
 
 from actors.graders.templates import render
 from trainer.spec.graders import StringCheckGrader
@@ -28,6 +28,8 @@ class StringCheck:
                 holds = reference in text
             case "ilike":
                 holds = reference.casefold() in text.casefold()
+            case _:
+                assert_never(self._spec.operation)
         return Grade(float(holds))
 
     async def close(self) -> None:

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from cluster.preflight.contents import digest_of
 from cluster.records.redact import plain, public_job
-from cluster.records.run_folder import RunFolder
+from cluster.records.run_folder import RunFolder, open_run
 from cluster.views.comparison.side import Side, read_side
 from cluster.views.live import safe_text
-from trainer.errors import UserError
+from trainer.errors import MadeBefore, UserError
 from trainer.spec.job import JobSpec
 
 FILES = ("test_file", "validation_file", "training_file")
@@ -78,7 +78,7 @@ def sides_of(texts: Sequence[str], *, name: str | None, file: str | None, evalua
         if side.is_model and evaluate is None:
             raise UserError(f"{side.path} is a model: give the job whose rows it is to be graded on, --job JOB.yaml")
         runs.append(evaluate(side.path) if side.is_model and evaluate is not None else side.path)
-    folders = [RunFolder(path) for path in runs]
+    folders = [open_run(path) for path in runs]
     chosen = file or file_of_all([s.name if not s.is_model else None for s in named], folders)
     labels = _labels(texts)
     return [
@@ -143,10 +143,10 @@ def recorded_evaluation(runs: Path, job: JobSpec, model: Path, file: str, sample
     wanted, given = {"model": digest_of(model), file: digest_of(Path(getattr(job, file)))}, plain(public_job(job))
     name = f"eval-{file.removesuffix('_file')}"
     for path in sorted(runs.glob("*/job.resolved.json"), reverse=True):
-        run = RunFolder(path.parent)
         try:
+            run = open_run(path.parent)
             found, evaluation = run.job(), run.evaluations().get(name)
-        except (ValueError, TypeError, KeyError, OSError):
+        except (MadeBefore, ValueError, TypeError, KeyError, OSError):
             continue  # not readable: it is graded again
         digests, recorded = found.get("digests", {}), found.get("job", {})
         same = {field: digests.get(field) for field in wanted} == wanted

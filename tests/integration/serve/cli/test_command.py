@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -137,3 +139,31 @@ def test_the_server_reports_its_start_before_it_imports_what_takes_long(tmp_path
     imported = set(re.findall(r"^import time: .*\| +(\w+)$", ended.stderr, re.MULTILINE))
     assert "typer" in imported
     assert not imported & {"ray", "torch", "vllm", "transformers", "sqlalchemy", "fastapi"}
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("train job.yaml --resume run", "the run folder run"),
+        ("traces run", "the run folder run"),
+        ("serve --folder server --port 0", "the database sqlite:///{folder}/server/state.db"),
+    ],
+)
+def test_what_a_version_before_0_2_0_made_is_refused(tmp_path: Path, command: str, what: str) -> None:
+    for folder in ("run", "server"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "run" / "job.resolved.json").write_text('{"format": 2, "job": {}, "plan": {}}')
+    with closing(sqlite3.connect(tmp_path / "server" / "state.db")) as database, database:
+        database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+        database.execute("INSERT INTO alembic_version VALUES ('0007')")
+    before = sorted((tmp_path / "run").iterdir())
+    done = subprocess.run(
+        [Path(sys.executable).with_name("agent-rft"), *command.split()],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    sentence = "was made before 0.2.0; finish or export it with the version that made it"
+    assert done.stderr == f"error {what.format(folder=tmp_path)} {sentence}\n" and done.returncode == 1
+    assert sorted((tmp_path / "run").iterdir()) == before

@@ -15,7 +15,7 @@ from cluster.planning.memory import CUDA_CONTEXT_BYTES, GIB, Memory
 from cluster.planning.model import ModelShape
 from cluster.planning.nodes import Node
 from cluster.planning.placement import Request
-from cluster.planning.plan import NONE_FOUND, estimate_of, plan_of, remedies_of
+from cluster.planning.plan import MOVE_BYTES_PER_S, NONE_FOUND, plan_of, remedies_of, step_cost
 from cluster.planning.plan_view import how_shared
 from tests.support.builders import job
 
@@ -156,10 +156,13 @@ def test_the_first_remedy_of_a_refused_plan_leads_to_one_that_is_accepted(
         assert said == {"; or ".join(map(str, remedies)) or NONE_FOUND}
 
 
-def test_changes_of_turns_take_time_in_the_estimate() -> None:
+def test_changes_of_turns_take_time_in_the_cost_of_a_step() -> None:
     made = request(replace(ONE_24, gpu_memory_bytes=18 * GIB), QWEN2_5_HALF_B)
-    estimate = estimate_of(made, plan_of(made))
-    assert estimate is not None
-    parts = estimate.sampling_s + estimate.learning_s + estimate.sync_s
-    assert estimate.step_s > parts + 0.5
-    assert "what sleeps is moved with 26 GB a second" in estimate.assumptions
+    plan = plan_of(made)
+    cost = step_cost(made, plan)
+    memory = [place.memory for place in plan.assignments if place.memory is not None]
+    resident = [replace(place, memory=replace(place.memory, host={})) for place in plan.assignments if place.memory]
+    stays = step_cost(made, replace(plan, assignments=tuple(resident)))
+    assert cost is not None and stays is not None and cost.update_s == stays.update_s
+    asleep = sum(parts.host["asleep"] for parts in memory if "asleep" in parts.host)
+    assert cost.step_s - stays.step_s == pytest.approx(2 * asleep / MOVE_BYTES_PER_S) and asleep > GIB

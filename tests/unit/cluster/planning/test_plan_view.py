@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,6 @@ from cluster.planning.plan_view import (
 )
 from tests.support.paths import LEDGER
 from trainer.errors import InvalidJob
-from trainer.spec.job import CheckpointInterval
 
 TWO = [Node("head", cores=1, memory_bytes=8 * GIB), Node("worker", cores=1, memory_bytes=8 * GIB)]
 
@@ -91,7 +91,7 @@ def test_a_node_with_less_than_that_is_warned_of_and_the_job_still_fits() -> Non
     assert console.export_text().count("warning") == 6
 
 
-def test_the_smallest_layout_is_printed_as_in_a_job_file_with_an_estimate() -> None:
+def test_the_smallest_layout_is_printed_as_in_a_job_file_without_times() -> None:
     too_many = request_of_file(LEDGER / "job.yaml", TWO).with_settings({"cluster.learner_ranks": 3})
     console = Console(record=True, width=400, file=io.StringIO())
     assert not print_planned(console, too_many, smallest=False, as_json=False)
@@ -100,8 +100,7 @@ def test_the_smallest_layout_is_printed_as_in_a_job_file_with_an_estimate() -> N
     assert print_planned(console, request, smallest=True, as_json=False)
     text = console.export_text()
     assert "\n  learner_ranks: 1\n" in text and "lora: 'off'\n" in text
-    assert "estimated, not measured: a step takes" in text and "cores of 100 billion operations" in text
-    assert "GPU hours" not in text
+    assert not re.search(r"\d ?(s|seconds|min|minutes|hours)\b|GPU hours|estimated", text)
     assert "RAY_JOB_STOP_WAIT_TIME_S=30, terminationGracePeriodSeconds: 60" in text
 
 
@@ -111,24 +110,7 @@ def test_the_json_of_the_smallest_layout_has_its_settings_and_says_that_nothing_
     assert print_planned(console, request, smallest=True, as_json=True)
     found = json.loads(console.export_text())
     assert found["fits"] and found["smallest"]["cluster.learner_ranks"] == 1
-    estimate = found["estimate"]
-    assert not estimate["measured"] and estimate["assumptions"]
-    parts = estimate["sampling_s"], estimate["learning_s"]
-    assert max(parts) <= estimate["step_s"] <= sum(parts) + estimate["sync_s"]
-    assert estimate["hours"] * 3600 == pytest.approx(estimate["steps"] * estimate["step_s"])
+    assert "estimate" not in found
     stop = found["stop"]
     assert stop["checkpoint_bytes"] == 560_608 * 16 and not stop["measured"]
-    assert stop["grace_s"] > stop["wait_s"] > stop["update_s"] + stop["checkpoint_s"]
-
-
-def test_checkpoints_that_take_longer_than_their_interval_give_warnings() -> None:
-    request = request_of_file(LEDGER / "job.yaml", TWO)
-    often = CheckpointInterval(minutes=1e-6)
-    cluster = request.job.cluster.model_copy(update={"checkpoint_interval": often})
-    slow = replace(request, job=request.job.model_copy(update={"cluster": cluster}))
-    found = []
-    for each in (request, slow):
-        console = Console(record=True, width=200, file=io.StringIO())
-        assert print_planned(console, each, smallest=False, as_json=True)
-        found.append([warning["field"] for warning in json.loads(console.export_text())["warnings"]])
-    assert "cluster.checkpoint_interval.minutes" in found[1] and "cluster.checkpoint_interval.minutes" not in found[0]
+    assert stop["grace_s"] > stop["wait_s"] > stop["checkpoint_bytes"] / stop["write_bytes_per_s"]

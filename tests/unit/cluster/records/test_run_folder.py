@@ -5,11 +5,11 @@ from dataclasses import asdict, fields, replace
 import numpy as np
 import pytest
 
-from cluster.records.run_folder import RunFolder, new_run_folder
+from cluster.records.run_folder import RunFolder, new_run_folder, open_run
 from tests.support.events import run_event
-from trainer.events import Evaluated, JobStarted, Notice, RolloutsProgressed, StepDone
+from trainer.errors import MadeBefore
+from trainer.events import Evaluated, Notice, RolloutsProgressed, StepDone
 from trainer.loop.evaluate import summarize
-from trainer.metrics.intervals import bootstrap_mean
 from trainer.spec.plan import resolve
 from trainer.types import Group, Segment
 
@@ -149,34 +149,6 @@ def test_new_folders_sort_by_age_and_never_collide(tmp_path):
     assert "/" not in new_run_folder(tmp_path, None).relative_to(tmp_path).as_posix()
 
 
-OLDER = (
-    {"time": "2026-11-21T10:00:00.000+00:00", "level": "info", "message": "validation at step 4: grade 0.5", "data": {
-        "step": 4, "training_groups_in_flight": 2, "num_rows": 3, "num_rollouts": 6, "discarded": 0, "grade": 0.5,
-        "ci95": None, "reward": 0.4, "pass_rate": 0.5, "pass_at_k": 0.5, "samples": 2, "tool_calls": 3.0, "turns": 2.0,
-        "parallel_turn_share": 0.0, "completion_tokens": 20.0, "rollout_tokens": 90.0, "busy_s": 1.0}},
-    {"time": "2026-11-21T10:00:01.000+00:00", "level": "warn", "message": "engine-0 is lost", "data": {}},
-)  # fmt: skip
-
-
-def test_events_of_a_run_from_before_events_had_kinds_are_read_and_new_ones_appended(tmp_path):
-    (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in OLDER))
-    run = RunFolder(tmp_path)
-    run.event(run_event(JobStarted(method="reinforcement", total_steps=9)))
-    run.close()
-    first, second, third = run.events()
-    assert (second.level, second.message, second.kind, second.event) == (
-        "warn",
-        "engine-0 is lost",
-        "",
-        None,
-    )
-    assert third.event == JobStarted(step=0, method="reinforcement", total_steps=9)
-    ((step, evaluation),) = run.validations()
-    assert (step, evaluation.grade) == (4, 0.5) and math.isnan(evaluation.ci95)
-    assert evaluation.interval("grade") == bootstrap_mean([0.5] * 3) and evaluation.interval("pass_rate") is None
-    assert first.time < second.time < third.time
-
-
 def test_events_for_live_views_only_are_not_written(tmp_path):
     run = RunFolder(tmp_path)
     run.event(run_event(RolloutsProgressed(purpose="train", ended=1, total=2, in_flight=1)))
@@ -215,3 +187,17 @@ def test_a_rollout_file_has_one_json_object_per_group_and_rollout(tmp_path, synt
         sum(length for value, length in lines[1]["segments"][0]["loss_mask"] if value)
         == groups[0].rollouts[0].num_sampled
     )
+
+
+@pytest.mark.parametrize("record", [{"job": {}}, {"format": 2, "job": {}}])
+def test_a_folder_from_before_the_first_version_is_refused(tmp_path, record):
+    (tmp_path / "job.resolved.json").write_text(json.dumps(record))
+    with pytest.raises(MadeBefore, match=r"was made before 0\.2\.0; finish or export it with the version that made it"):
+        open_run(tmp_path)
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", "[1]", "{}", '{"format": "x"}', '{"format": 99, "job": {}}'])
+def test_a_folder_without_a_readable_record_is_opened(tmp_path, text):
+    if text is not None:
+        (tmp_path / "job.resolved.json").write_text(text)
+    assert open_run(tmp_path).path == tmp_path

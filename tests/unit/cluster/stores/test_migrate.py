@@ -21,6 +21,7 @@ from cluster.stores.migrate import NewerDatabase, migrate, revisions
 from cluster.stores.model_registry import ModelRegistry
 from trainer.chat.dialect import Dialect
 from trainer.chat.serving import ServeSettings
+from trainer.errors import MadeBefore
 
 JOB, FILE, MODEL = "ftjob-1", "file-1", "ft:gpt-5:org::1"
 SAVED: dict[str, dict[str, Any]] = {
@@ -58,7 +59,10 @@ SAVED: dict[str, dict[str, Any]] = {
         "base": "gpt-5",
         "job_id": JOB,
         "created_at": 3,
-        "settings": {"tool_parser": "hermes", "max_completion_tokens": 24, "template_arguments": {"a": [1]}},
+        "settings": {
+            "dialect": {"family": "qwen3", "tool_parser": "hermes", "template_arguments": {"a": [1]}},
+            "max_completion_tokens": 24,
+        },
         "owner": "00112233445566aa",
     },
     "jobs": {
@@ -157,17 +161,14 @@ def test_data_of_each_revision_is_read_by_todays_stores(
     assert (record.num_bytes, record.filename, record.expires_at) == (3 * 2**31, file["filename"], 2**33)
     tuned = ModelRegistry(empty_database, {}).resolve(MODEL)
     assert tuned.settings == ServeSettings(
-        Dialect("unknown", "hermes", template_arguments={"a": [1]}), max_completion_tokens=24
+        Dialect("qwen3", "hermes", template_arguments={"a": [1]}), max_completion_tokens=24
     )
-    known = revision >= "0002"  # before, keys did not expire, and nobody noted who made something
-    assert (record.owner, tuned.owner) == ((file["owner"], model["owner"]) if known else (None, None))
-    assert found.expires_at == (key["expires_at"] if known else None)
-    assert AuditLog(empty_database).list(10) == ([AuditEntry(**SAVED["audit"])] if known else [])
+    assert (record.owner, tuned.owner) == (file["owner"], model["owner"])
+    assert found.expires_at == key["expires_at"]
+    assert AuditLog(empty_database).list(10) == [AuditEntry(**SAVED["audit"])]
     store = JobStore(empty_database)
     job = store.get(JOB)
-    columns = set(saved) - {"result_files"} - (set() if revision >= "0004" else {"model_options"})
-    columns -= set() if revision >= "0005" else {"look", "findings"}
-    columns -= set() if revision >= "0007" else {"integrations"}
+    columns = set(saved) - {"result_files"}
     assert {name: getattr(job, name) for name in columns} == {name: saved[name] for name in columns}
     ((event,), _), ((checkpoint,), _) = store.events(JOB), store.checkpoints(JOB)
     assert (event.message, event.level, event.data) == ("ü", "warn", {"step": 1})
@@ -184,39 +185,17 @@ def test_new_rows_follow_those_of_an_earlier_revision(empty_database: Database, 
     assert [event.id for event in store.events(JOB)[0]] == [added.id, "ftevent-1"]
 
 
-def test_errors_of_before_quote_no_output_to_clients_and_admins_still_have_it(empty_database: Database) -> None:
-    migrate(empty_database, "0002")
-    save_rows(empty_database)
-    told = "the job's driver was lost 3 times; last reason: Traceback: /home/x"
-    lost = "the job's driver was lost and is being replaced; reason: Traceback: /home/x"
-    saved = {"kind": "checkpoint_saved", "path": "/home/x", "num_bytes": 1}
-    error = {"code": "driver_lost", "message": told, "param": None}
-    messages = [
-        (lost, None),
-        (f"The job failed: {told}", None),
-        ("checkpoint step-000002", saved),
-        ("wages 100%", None),
-    ]
-    with empty_database.engine.begin() as connection:
-        tables = MetaData()
-        tables.reflect(connection)
-        jobs, events = tables.tables["jobs"], tables.tables["job_events"]
-        connection.execute(jobs.update().values(error=error, last_words="Traceback"))
-        for number, (message, data) in enumerate(messages):
-            event = SAVED["job_events"] | {"id": f"ftevent-{number + 2}", "message": message, "data": data}
-            connection.execute(events.insert().values(event))
+@pytest.mark.parametrize("revision", ["0001", "0007"])
+def test_a_database_from_before_the_first_version_is_refused_and_left_as_it_is(
+    empty_database: Database, revision: str
+) -> None:
     migrate(empty_database)
-    store = JobStore(empty_database)
-    job, events_now = store.get(JOB), store.events(JOB)[0]
-    assert job.error is not None and job.error.code == "driver_lost" and job.last_words is None
-    assert job.error.log == told and f"`agent-rft jobs log {JOB}`" in job.error.message
-    assert "/home/x" not in job.error.message + str(events_now)
-    assert [(event.message, event.data) for event in events_now[::-1][1:]] == [
-        ("the job's driver was lost and is being replaced", None),
-        ("The job failed", None),
-        ("checkpoint step-000002", {"kind": "checkpoint_saved", "num_bytes": 1}),
-        ("wages 100%", None),
-    ]
+    with empty_database.engine.begin() as connection:
+        connection.execute(text(f"UPDATE alembic_version SET version_num = '{revision}'"))
+    with pytest.raises(MadeBefore, match=r"^the database .* was made before 0\.2\.0; finish or export it with"):
+        migrate(empty_database)
+    with empty_database.engine.connect() as connection:
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == revision
 
 
 def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(empty_database: Database) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cryptography.fernet import Fernet
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
@@ -99,17 +98,13 @@ class Server:
         self.secrets = FileSecrets(folder / KEY_FILE)
         self.box = SecretBox.of_folder(folder, {})
         self.old = self.secrets.read()
-        self.ids = [self.create(i % 2 == 0) for i in range(JOBS)]
+        self.ids = [self.create() for _ in range(JOBS)]
 
-    def create(self, legacy: bool = False) -> str:
+    def create(self) -> str:
         def seal(job_id: str) -> str:
-            text = f"headers of {job_id}"
-            return Fernet(self.old[0].text).encrypt(text.encode()).decode() if legacy else self._seal(job_id, text)
+            return self.box.sealer("job", job_id).seal(f"headers of {job_id}")
 
         return self.store.create(NEW_JOB, seal=seal)[0].id
-
-    def _seal(self, job_id: str, text: str) -> str:
-        return self.box.sealer("job", job_id).seal(text)
 
     def check_open(self) -> None:
         """Every job can be read at this moment, by a process that starts now."""

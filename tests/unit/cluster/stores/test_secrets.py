@@ -76,15 +76,6 @@ def test_equal_texts_are_sealed_differently() -> None:
     assert sealer.seal("x") != sealer.seal("x")
 
 
-def test_what_the_key_itself_sealed_before_there_were_purposes_opens_for_jobs_only() -> None:
-    key = Fernet.generate_key().decode()
-    sealed = Fernet(key).encrypt(b"old").decode()
-    one = SecretBox(FixedSecrets((Master.generated(), Master(key))))
-    assert one.sealer("job", "any").open(sealed) == "old"
-    with pytest.raises(CannotOpen):
-        one.sealer("reasoning", "any").open(sealed)
-
-
 @pytest.mark.parametrize("key", ["hunter2", "", "é" * 32, "B" * 40, "A" * 43])
 def test_an_invalid_key_is_reported_without_revealing_it(key: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="32 random bytes") as failed:

@@ -12,8 +12,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from cluster.records.run_folder import NAMES
 from serve.cli.main import app
 from tests.support.builders import raw_job
+from trainer.data.ownership import claim
 from trainer.errors import InvalidJob
 
 
@@ -51,7 +53,8 @@ def test_resume_and_run_folder_exclude_each_other(tmp_path: Path) -> None:
 def test_a_run_folder_without_a_checkpoint_is_a_new_job_with_todays_bounds(tmp_path: Path) -> None:
     job = tmp_path / "job.json"
     job.write_text(json.dumps(raw_job(limits={"max_rollout_retries": 11})))
-    (tmp_path / "run" / "checkpoints" / "step-000001.tmp").mkdir(parents=True)
+    with claim(tmp_path / "run", NAMES) as claimed:
+        (claimed.at / "checkpoints" / "step-000001.tmp").mkdir(parents=True)
     error = CliRunner().invoke(app, ["train", str(job), "--run-folder", str(tmp_path / "run")]).exception
     assert isinstance(error, InvalidJob)
     assert "invalid_less_than_equal" in {problem.code for problem in error.problems}

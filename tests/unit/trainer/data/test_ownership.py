@@ -191,13 +191,12 @@ def test_of_many_that_find_no_owner_one_gets_the_folder(claims: list[Claim], tmp
     assert len(compete(claims, tmp_path / "new")) == 1
 
 
-def test_files_of_an_older_version_are_moved_to_the_owner(claims: list[Claim], tmp_path: Path) -> None:
-    (tmp_path / "events.jsonl").write_text("old\n")
-    (tmp_path / "journal").mkdir()
-    (tmp_path / "notes.txt").write_text("the user's")
-    first = claimed(claims, tmp_path)
-    assert (first.at / "events.jsonl").read_text() == "old\n" == (tmp_path / "events.jsonl").read_text()
-    assert (first.at / "journal").is_dir() and (tmp_path / "notes.txt").read_text() == "the user's"
+@pytest.mark.parametrize("name", ["events.jsonl", "journal"])
+def test_a_file_or_folder_in_the_way_is_refused_and_left_as_it_is(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir() if name == "journal" else (tmp_path / name).write_text("the user's\n")
+    with pytest.raises(UserError, match=f"{name} is in the way of the run's own; move it away, or give another folder"):
+        claim(tmp_path, NAMES)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_folder_in_which_nothing_was_written_is_gone_again(claims: list[Claim], tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import zstandard
 
 from tests.support.builders import group_request, rollout
 from trainer.data.rollout_files import DamagedFile, LineReader, OtherFile, read_groups, read_lines, write_groups
-from trainer.errors import UserError
+from trainer.errors import MadeBefore, UserError
 from trainer.types import Group, Turn
 
 
@@ -58,11 +58,19 @@ def test_clients_are_told_the_name_of_a_file_and_not_its_path(tmp_path) -> None:
     path = tmp_path / "test-after.jsonl.zst"
     [[_, *_, last]] = write_groups(path, groups(1))
     newer = zstandard.ZstdCompressor().compress(b'{"kind": "group", "format": 99}\n')
-    for content, problem in ((b"", "are damaged"), (newer, "were written by a newer version of agent-rft")):
+    older = zstandard.ZstdCompressor().compress(b'{"kind": "group", "format": 1}\n')
+    for content, problem in (
+        (b"", "are damaged"),
+        (newer, "were written by a newer version of agent-rft"),
+    ):
         path.write_bytes(content)
         with pytest.raises(UserError) as error:
             read_groups(path)
         assert error.value.public == f"the rollouts test-after {problem}"
+    path.write_bytes(older)
+    with pytest.raises(UserError) as error:
+        read_groups(path)
+    assert error.value.public.startswith("the file of the rollouts test-after was made before 0.2.0; ")
     with closing(LineReader()) as reader, pytest.raises(OtherFile) as other:
         reader.read(path, last)
     assert other.value.public == "the rollouts test-after were written again"
@@ -73,6 +81,14 @@ def test_what_is_no_rollout_file_is_refused(tmp_path, content: bytes) -> None:
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(content)
     with pytest.raises(DamagedFile):
+        read_groups(path)
+
+
+@pytest.mark.parametrize("line", [b'{"kind": "group"}', b'{"kind": "group", "format": 1}'])
+def test_a_file_from_before_the_first_version_is_refused(tmp_path, line: bytes) -> None:
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(zstandard.ZstdCompressor().compress(line + b"\n"))
+    with pytest.raises(MadeBefore, match=r"a\.jsonl\.zst was made before 0\.2\.0; finish or export it with"):
         read_groups(path)
 
 

@@ -86,24 +86,6 @@ def test_experts_survive_the_round_trip_where_they_are_asked_for(dtype: Any) -> 
     assert isinstance(in_a_file, Rollout) and in_a_file.segments[0].experts is None
 
 
-def test_a_rollout_of_an_older_version_has_one_segment() -> None:
-    """As version 0.289 wrote it: the arrays in the rollout itself, and turns without a segment."""
-    older = {
-        "kind": "rollout", "trace_id": "trace_1", "row_id": "row-1", "epoch": 0, "sample": 0, "attempt": 0,
-        "token_ids": [5, 6, 7], "loss_mask": [[False, 1], [True, 2]], "logprobs": "AAAAAAAAgL8AAADA",
-        "versions": [[-1, 1], [4, 2]],
-        "turns": [{"start": 1, "stop": 3, "text": "67", "calls": [], "results": [], "model_s": 0.5}],
-        "answer": "67", "finish": "answer", "grade": {"value": 1.0}, "reward": 0.9,
-    }  # fmt: skip
-    rollout = outcome_from_json(older)
-    assert isinstance(rollout, Rollout)
-    [segment] = rollout.segments
-    assert segment.token_ids.tolist() == [5, 6, 7] and segment.loss_mask.tolist() == [False, True, True]
-    assert segment.logprobs.tolist() == [0, -1, -2] and segment.versions.tolist() == [-1, 4, 4]
-    assert rollout.turns == (Turn(1, 3, "67", model_s=0.5),)
-    assert (rollout.num_sampled, rollout.num_prompt, rollout.oldest_version) == (2, 1, 4)
-
-
 def test_a_discarded_rollout_and_a_task_survive_the_round_trip() -> None:
     discarded = Discarded("trace_1", "row-1", 2, "tool_failed", ODD, "tool 'cat'")
     assert outcome_from_json(crossed(outcome_as_json(discarded))) == discarded

@@ -123,7 +123,7 @@ async def test_of_equal_rewards_the_earliest_checkpoints_are_kept_and_without_an
         assert [state.step for _, state in checkpoints.all()] == kept
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": "x"}', "\0" * 100])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2}', '{"format": "x"}', "\0" * 100])
 def test_a_damaged_checkpoint_is_named_with_the_remedy(tmp_path: Path, text: str) -> None:
     (tmp_path / "step-000004").mkdir()
     (tmp_path / "step-000004" / "loop.json").write_text(text)

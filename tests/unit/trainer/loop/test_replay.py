@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zstandard
 
 from tests.support.builders import group, group_request, rollout
 from tests.support.fakes import FakeLearner
@@ -290,28 +289,6 @@ async def test_a_group_comes_back_from_its_record_bit_by_bit(tmp_path: Path) -> 
             for name in ("token_ids", "loss_mask", "logprobs", "versions"):
                 assert getattr(before, name).tobytes() == getattr(after, name).tobytes()
                 assert getattr(before, name).dtype == getattr(after, name).dtype
-
-
-def test_the_record_of_an_older_version_is_read_and_that_of_a_newer_one_refused(tmp_path: Path) -> None:
-    journal, one = Journal(tmp_path), group(group_request(3, 2), [0.0, 1.0])
-    asyncio.run(journal.add_group(one))
-    [path] = tmp_path.glob("group-*")
-    request, *rollouts = (json.loads(line) for line in zstandard.decompress(path.read_bytes()).splitlines())
-
-    def written(number: int, rollouts: list[dict[str, Any]]) -> None:
-        lines = [json.dumps(line) for line in (request | {"format": number}, *rollouts)]
-        path.write_bytes(zstandard.compress("\n".join(lines).encode()))
-
-    older = [{name: value for name, value in values.items() if name != "segments"} for values in rollouts]
-    written(1, [values | rollout["segments"][0] for values, rollout in zip(older, rollouts, strict=True)])
-    for was, now in zip(one.rollouts, journal.group(3).rollouts, strict=True):
-        assert replace(now, segments=()) == replace(was, segments=())
-        [before], [after] = was.segments, now.segments
-        assert after.logprobs.tobytes() == before.logprobs.tobytes()
-        assert after.token_ids.tolist() == before.token_ids.tolist()
-    written(3, rollouts)
-    with pytest.raises(UserError, match="newer version"):
-        journal.group(3)
 
 
 def test_the_state_keeps_rows_of_the_newest_epoch_only() -> None:

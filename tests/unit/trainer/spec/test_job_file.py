@@ -340,21 +340,6 @@ def test_arguments_of_a_template_keep_their_types() -> None:
     assert json.dumps(options.template_arguments) == json.dumps(given)
 
 
-def test_the_tool_parser_is_also_read_from_where_it_was() -> None:
-    def parser(**parts: Any) -> str:
-        return job_of(raw_job() | parts).model_options.tool_parser
-
-    old = {"cluster": {"tool_parser": "mistral", "engines": 1}}
-    assert parser() == "auto"
-    assert parser(**old) == "mistral"
-    assert parser(**old, model_options={"tools_in_prompt": False}) == "mistral"
-    assert parser(**old, model_options={"tool_parser": "mistral"}) == "mistral"
-    (problem,) = problems_of(raw_job() | old | {"model_options": {"tool_parser": "hermes"}})
-    assert problem.message.startswith("cluster.tool_parser is 'mistral', but model_options.tool_parser is 'hermes'")
-    (problem,) = problems_of(raw_job() | {"cluster": {"tool_parser": 1}})
-    assert problem.field == "cluster.tool_parser"
-
-
 def test_there_are_few_settings() -> None:
     """The keys of endpoints, graders and integrations are not counted: OpenAI's API defines them."""
     parts = {"hyperparameters", "limits", "reward", "algorithm", "method", "cluster", "reinforcement", "supervised"}
