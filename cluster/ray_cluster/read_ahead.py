@@ -1,8 +1,8 @@
 """Reads what `ray start` runs from the disk (`python -m cluster.ray_cluster.read_ahead`), before it is started.
 
-`ray start` gives up if its node has not registered after 30 s, a constant of Ray (`raylet_start_wait_time_s`), and the node
-registers once its agents have started, which import some 2,000 files. A disk that is still cold took longer: all pods
-ended after 74 s and were replaced. So each pod first runs this module in an init container.
+`ray start` gives up if its node has not registered after 30 s, a constant of Ray (`raylet_start_wait_time_s`), and the
+node registers once its agents have started, which import some 2,000 files. A disk that is still cold took longer: all
+pods ended after 74 s and were replaced. So each pod first runs this module in an init container.
 """
 
 from __future__ import annotations

@@ -23,7 +23,10 @@ _GENERATED = "docs/reference/"
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block. `mark` is `run`, `run nightly`, `run kubernetes` or empty; `line` is that of its first line of content."""
+    """A fenced block.
+
+    `mark` is `run`, `run nightly`, `run kubernetes` or empty; `line` is that of its first line of content.
+    """
 
     page: str
     line: int

@@ -25,7 +25,7 @@ from trainer.run_events import RunEvent
 NAMESPACE, JOB, SERVICE = "agent-rft", "agent-rft-job", "agent-rft"
 RUN = "/var/lib/agent-rft/runs/job"
 EPOCHS = 8
-"""Of the RayJob, so that it trains long enough for all that happens to it; one has 15 steps."""
+"""The RayJob's epochs, of 15 steps each: enough for all that happens to it."""
 POLL_S = 1.0
 VARIABLES = ("CUT", "JOIN", "STOP_API", "START_API", "PUBLIC_ADDRESS")
 NOT_YET = (
