@@ -25,17 +25,18 @@ def make_router(models: ModelServer, trials: Trials) -> APIRouter:
     @router.post(
         "/chat/completions", response_model=ChatCompletionBody, response_model_exclude_unset=True, responses=OR_STREAM
     )
-    async def create(request: ChatRequest, key: Writer) -> dict[str, Any] | Response:
+    async def create(request: ChatRequest, key: Writer) -> ChatCompletionBody | Response:
         """Return the model's next message."""
         if request.stream:
             chunks = await models.stream(request.body())
             wants_usage = request.stream_options is not None and request.stream_options.include_usage
             return event_stream(chunks if wants_usage else _without_usage(chunks), end="[DONE]")
-        if request.grader is None:
-            return await models.chat(request.body())
-        grader = await read_grader(request.grader, trials, key)
-        wants_json = request.response_format is not None and request.response_format.type != "text"
-        return await best_of(await models.chat(request.body()), grader, request.item, wants_json)
+        grader = None if request.grader is None else await read_grader(request.grader, trials, key)
+        completion = await models.chat(request.body())
+        if grader is not None:
+            wants_json = request.response_format is not None and request.response_format.type != "text"
+            completion = await best_of(completion, grader, request.item, wants_json)
+        return ChatCompletionBody.model_validate(completion)
 
     @router.post("/embeddings")
     async def embed(body: dict[str, Any], key: Writer) -> Response:

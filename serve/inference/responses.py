@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter
 from fastapi.responses import Response
 
@@ -24,7 +22,7 @@ def make_router(models: ModelServer, trials: Trials, secrets: SecretBox) -> APIR
     router = APIRouter(tags=["responses"])
 
     @router.post("/responses", response_model=ResponseAnswer, response_model_exclude_unset=True, responses=OR_STREAM)
-    async def create(request: ResponsesRequest, key: Writer) -> dict[str, Any] | Response:
+    async def create(request: ResponsesRequest, key: Writer) -> ResponseAnswer | Response:
         """Return the model's next turn: tool calls, or a message."""
         sealer = secrets.sealer("reasoning", key.id)
         body = chat_body(request, sealer)
@@ -36,6 +34,6 @@ def make_router(models: ModelServer, trials: Trials, secrets: SecretBox) -> APIR
         completion = await models.chat(body)
         if grader is not None:
             completion = await best_of(completion, grader, request.item, request.wants_json)
-        return response_of(request, completion, sealer, new_id("resp"))
+        return ResponseAnswer.model_validate(response_of(request, completion, sealer, new_id("resp")))
 
     return router

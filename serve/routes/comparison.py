@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from cluster.jobs.comparisons import Comparing, Comparisons, NoSuchEvaluation, Wanted
 from cluster.stores.job_store import JobStore
 from serve.http.auth import Reader
-from serve.http.errors import ApiError, of_user_error
+from serve.http.errors import ApiError, not_ready, of_user_error
 from serve.http.pages import AsciiJson
 from serve.http.schemas.comparison import ComparisonBody, EvaluationList, JobEvaluation
 from serve.routes.fine_tuning import JobIdPath, job_errors, own_job
@@ -54,8 +54,6 @@ def make_router(store: JobStore, comparisons: Comparisons) -> APIRouter:
         except UserError as error:
             raise of_user_error(error, "side") from None
         except Comparing as error:
-            headers = {"Retry-After": "2"}
-            message = f"Not ready: {error.message}. Try again in some seconds."
-            raise ApiError(503, message, code="not_ready", type="server_error", headers=headers) from None
+            raise not_ready(error, 2) from None
 
     return router

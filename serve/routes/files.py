@@ -16,7 +16,7 @@ from cluster.stores.keys import ApiKey
 from serve.http.audit import made
 from serve.http.auth import Reader, Writer, check_may_change
 from serve.http.deadlines import DEADLINES, Deadlines
-from serve.http.errors import ApiError
+from serve.http.errors import ApiError, too_many
 from serve.http.pages import PageQuery, page_query
 from serve.http.schemas.base import Page, Responses
 from serve.http.schemas.files import DeletedFile, FileObject
@@ -29,7 +29,6 @@ PURPOSES: tuple[FilePurpose, ...] = get_args(FilePurpose)
 MIN_LIFE_S, MAX_LIFE_S = 3_600, 2_592_000
 BATCH_LIFE_S = MAX_LIFE_S
 """Batch files expire after this time by default; files of other purposes do not expire."""
-BUSY_S = "2"
 FORM_BYTES = 1_000_000
 """An upper bound on the size of a form without its file."""
 EXPIRY_FIELDS = ("expires_after[anchor]", "expires_after[seconds]")
@@ -65,9 +64,7 @@ def make_router(
     @router.post("", openapi_extra=UPLOAD)
     async def upload(request: Request, key: Writer) -> FileObject:
         """Upload a file of up to 512 MB (the operator's limit)."""
-        headers = {"Retry-After": BUSY_S}
-        refusal = ApiError(429, busy, code="too_many_uploads", type="rate_limit_error", headers=headers)
-        with uploads.of(key.id, refusal) as take:
+        with uploads.of(key.id, too_many(busy, "too_many_uploads", 2)) as take:
             take(1)
             return await receive(request, key)
 

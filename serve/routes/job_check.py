@@ -12,7 +12,7 @@ from cluster.jobs.draft import Draft
 from cluster.jobs.problems import public
 from cluster.jobs.service import JobService
 from serve.http.auth import Writer
-from serve.http.errors import ApiError
+from serve.http.errors import ApiError, too_many
 from serve.http.schemas.jobs import JobCheck, JobProblem
 from serve.http.shares import Shares
 from serve.routes.fine_tuning import JobBody
@@ -66,7 +66,7 @@ def make_router(service: JobService, checker: Checker, check_s: float = CHECK_S)
 
 def _busy() -> ApiError:
     message = "Too many checks are already in progress, of this API key or of all; try again in a moment."
-    return ApiError(429, message, code="too_many_checks", type="rate_limit_error", headers={"Retry-After": "5"})
+    return too_many(message, "too_many_checks", 5)
 
 
 def _answer(problems: list[Problem]) -> JobCheck:

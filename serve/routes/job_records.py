@@ -20,7 +20,7 @@ from cluster.records.rollout_index import UnknownRollout, UnknownValue
 from cluster.records.wanted import Ended, Wanted
 from cluster.stores.job_states import UnknownCursor
 from serve.http.auth import Reader
-from serve.http.errors import ApiError
+from serve.http.errors import ApiError, not_ready
 from serve.http.pages import AsciiJson, PageQuery, page_query
 from serve.http.schemas.base import Page, Responses
 from serve.http.schemas.records import (
@@ -230,6 +230,4 @@ def _errors(job_id: str, missing: str = "after") -> Iterator[None]:
     except UnknownValue as error:
         raise ApiError(400, error.message, param=error.field, code="invalid_value") from None
     except NotIndexed as error:
-        headers = {"Retry-After": "5"}
-        message = f"Not ready: {error.message}. Try again in some seconds."
-        raise ApiError(503, message, code="not_ready", type="server_error", headers=headers) from None
+        raise not_ready(error, 5) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path as Folder
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
@@ -16,7 +16,7 @@ from cluster.jobs.feed import Change, Feed, Position, StepMetrics
 from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import EventRecord
 from serve.http.auth import Reader
-from serve.http.errors import ApiError
+from serve.http.errors import ApiError, too_many
 from serve.http.schemas.base import EVENT, ResponseBody, Responses
 from serve.http.schemas.jobs import Job, JobEventBody
 from serve.http.shares import Shares
@@ -48,7 +48,7 @@ class Pace:
     max_streams_of_key: int = 16
 
 
-def make_router(store: JobStore, runs: Folder, pace: Pace | None = None) -> APIRouter:
+def make_router(store: JobStore, runs: Path, pace: Pace | None = None) -> APIRouter:
     """Returns the route of streams; `runs` holds the run folders by job."""
     pace = pace or Pace()
     router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
@@ -111,5 +111,4 @@ def _wire(change: Change, job_id: str) -> dict[str, Any]:
 
 def _too_many() -> ApiError:
     message = "Too many streams are open, of this API key or in all: close some, or list what is new now and then."
-    headers = {"Retry-After": "30"}
-    return ApiError(429, message, code="too_many_in_progress", type="rate_limit_error", headers=headers)
+    return too_many(message, "too_many_in_progress", 30)

@@ -30,6 +30,7 @@ class ResponseBody(BaseModel):
 
     model_config = ConfigDict(
         extra="forbid",
+        hide_input_in_errors=True,  # an error is logged, and a response may hold what logs must not
         from_attributes=True,
         validate_by_name=True,
         validate_by_alias=True,
