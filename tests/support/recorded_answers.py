@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
+from fastapi.routing import APIRoute
 
 from cluster.jobs.draft import Draft
 from cluster.jobs.logs import JobLogs
@@ -113,8 +114,8 @@ class RecordedServer:
         self.state.close()
 
     def routes(self) -> set[str]:
-        paths = self.app.openapi()["paths"]
-        return {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
+        routes = [route for route in self.app.routes if isinstance(route, APIRoute) and route.include_in_schema]
+        return {f"{method} {route.path_format}" for route in routes for method in route.methods}
 
     async def call(self, method: str, template: str, *, status: int = 200, **options: Any) -> Any:
         """Make a request and record its answer; `options` are the path's values, or httpx's."""
