@@ -93,7 +93,7 @@ def make_router(
             found, more = await run_in_threadpool(
                 files.list, after=pages.after, limit=pages.limit, newest_first=order == "desc", purpose=purpose
             )
-        return Page[FileObject].of(found, more)
+        return Page[FileObject].from_entries(found, more)
 
     @router.get("/{file_id}")
     async def get_file(file_id: str, key: Reader) -> FileObject:

@@ -90,7 +90,7 @@ def make_router(service: JobService) -> APIRouter:
         """List jobs, newest first; `metadata[k]=v` selects the jobs with this metadata."""
         with job_errors():
             found, more = store.jobs(None, after=pages.after, limit=pages.limit, labels=_labels(request))
-        return Page[Job].of([shown(job, include) for job in found], more)
+        return Page[Job].from_entries([shown(job, include) for job in found], more)
 
     @router.get("/{job_id}")
     def get_job(job_id: JobIdPath, key: Reader, include: Include = None) -> Job:
@@ -124,14 +124,14 @@ def make_router(service: JobService) -> APIRouter:
         """List the events of a job, newest first."""
         with job_errors(job_id):
             found, more = store.events(job_id, after=pages.after, limit=pages.limit)
-        return Page[JobEventBody].of(found, more)
+        return Page[JobEventBody].from_entries(found, more)
 
     @router.get("/{job_id}/checkpoints")
     def checkpoints(job_id: JobIdPath, key: Reader, pages: CheckpointPages) -> Page[Checkpoint]:
         """List the checkpoints of a job, newest first; each can be called as a model."""
         with job_errors(job_id):
             found, more = store.checkpoints(job_id, after=pages.after, limit=pages.limit)
-        return Page[Checkpoint].of(found, more)
+        return Page[Checkpoint].from_entries(found, more)
 
     @router.get("/{job_id}/log")
     def log(job_id: JobIdPath, key: Admin, attempt: Attempt = None) -> JobLog:

@@ -119,9 +119,11 @@ def make_router(records: JobRecords) -> APIRouter:
         with _errors(job_id):
             if view == "summary":
                 listing = records.summaries(own(job_id, key), wanted, order, pages.limit, pages.after)
-                return Page[JobRolloutSummary].of(list(map(_summary, listing.found)), listing.more, listing.last)
+                return Page[JobRolloutSummary].from_entries(
+                    list(map(_summary, listing.found)), listing.more, listing.last
+                )
             found, listing = records.rollouts(own(job_id, key), wanted, order, pages.limit, pages.after)
-        return Page[JobRollout].of([_whole(job_id, one) for one in found], listing.more, listing.last)
+        return Page[JobRollout].from_entries([_whole(job_id, one) for one in found], listing.more, listing.last)
 
     @router.get("/{job_id}/rollouts/{rollout_id}")
     def rollout(job_id: JobIdPath, rollout_id: RolloutPath, key: Reader) -> JobRollout:
@@ -160,7 +162,7 @@ def make_router(records: JobRecords) -> APIRouter:
         with _errors(job_id):
             wanted = Wanted(name=file, step=step, row=row)
             found, more = records.row_rewards(own(job_id, key), wanted, order, pages.limit, pages.after)
-        return Page[JobRowRewards].of(found, more)
+        return Page[JobRowRewards].from_entries(found, more)
 
     @router.get("/{job_id}/rollout_filters")
     def rollout_filters(job_id: JobIdPath, key: Reader) -> RolloutFilters:
@@ -175,7 +177,7 @@ def make_router(records: JobRecords) -> APIRouter:
         """List the metrics of a job's steps, newest first, for the key that made it and for admins."""
         with _errors(job_id):
             found, more = records.metrics(own(job_id, key), pages.limit, _step(pages.after))
-        return Page[JobMetrics].of([step_metrics(job_id, *one) for one in found], more)
+        return Page[JobMetrics].from_entries([step_metrics(job_id, *one) for one in found], more)
 
     @router.get("/{job_id}/settings", response_class=JSONResponse)
     def settings(job_id: JobIdPath, key: Reader) -> JobSettings:

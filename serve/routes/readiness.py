@@ -67,7 +67,7 @@ def make_router(service: JobService) -> APIRouter:
         """List them, newest first."""
         with job_errors(kind=READINESS):
             found, more = store.jobs(None, after=pages.after, limit=pages.limit, looks=True)
-        return Page[ReadinessBody].of(found, more)
+        return Page[ReadinessBody].from_entries(found, more)
 
     @router.get("/{readiness_id}")
     def get(readiness_id: JobIdPath, key: Reader) -> ReadinessBody:
@@ -101,6 +101,6 @@ def make_router(service: JobService) -> APIRouter:
         """List its events, newest first."""
         with job_errors(readiness_id, READINESS):
             found, more = store.events(readiness_id, after=pages.after, limit=pages.limit)
-        return Page[JobEventBody].of(found, more)
+        return Page[JobEventBody].from_entries(found, more)
 
     return router

@@ -13,20 +13,20 @@ Responses = dict[int | str, dict[str, Any]]
 FAILURES: Responses = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
 EVENT = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
 """The schema of a server-sent event."""
-OR_STREAM: Responses = {200: {"content": {"text/event-stream": {"schema": EVENT}}}}
-"""For routes that answer with a model or, if the request says so, with server-sent events."""
-Seconds = Annotated[int, BeforeValidator(int)]
-"""A time, of which records have fractions."""
+STREAM_CONTENT: Responses = {200: {"content": {"text/event-stream": {"schema": EVENT}}}}
+"""Content for routes that answer with a model or, if the request asks for it, with server-sent events."""
+UnixTime = Annotated[int, BeforeValidator(int)]
+"""A time in whole seconds, cut from a record's time with fractions."""
 
 
 def _without_defaults(schema: dict[str, Any]) -> None:
-    """Remove the defaults of fields: they spare the code a constant and mean nothing to clients."""
+    """Remove the defaults of fields, which mean nothing to clients."""
     for field in schema.get("properties", {}).values():
         field.pop("default", None)
 
 
 class ResponseBody(BaseModel):
-    """A response or a part of one. Clients get every field, also those with defaults."""
+    """A response, or a part of a response. Clients get every field, even if it has its default."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -40,13 +40,13 @@ class ResponseBody(BaseModel):
     )
 
 
-class Entry(ResponseBody):
+class ListEntry(ResponseBody):
     """An entry of a list by page."""
 
     id: str
 
 
-T = TypeVar("T", bound=Entry)
+T = TypeVar("T", bound=ListEntry)
 
 
 class Page(ResponseBody, Generic[T]):
@@ -64,8 +64,11 @@ class Page(ResponseBody, Generic[T]):
     may have looked beyond it, also if it has found nothing so far."""
 
     @classmethod
-    def of(cls, entries: Sequence[Any], has_more: bool, last_id: str | None = None) -> Self:
-        """Return the page of these entries or their records; `last_id` is where the next page begins if not here."""
+    def from_entries(cls, entries: Sequence[Any], has_more: bool, last_id: str | None = None) -> Self:
+        """Return a page with these entries, or with the entries of these records.
+
+        The next page begins after `last_id`; None: after the last entry.
+        """
         page = cls(data=list(entries), has_more=has_more, last_id=last_id)
         if page.data:
             page.first_id, page.last_id = page.data[0].id, last_id or page.data[-1].id

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from serve.http.schemas.base import Entry, ResponseBody
+from serve.http.schemas.base import ListEntry, ResponseBody
 
 
-class FileObject(Entry):
+class FileObject(ListEntry):
     id: str
     """`file-...`."""
     object: Literal["file"] = "file"

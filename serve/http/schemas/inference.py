@@ -10,7 +10,7 @@ from serve.http.schemas.base import ResponseBody
 
 
 class ModelOutput(ResponseBody):
-    """A part of a model's answer. Its routes leave out what is unset, so a field with a default may be missing."""
+    """A part of a model's answer. Its routes leave out unset fields, so a field with a default may be missing."""
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=False)
 

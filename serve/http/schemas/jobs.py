@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from cluster.stores.job_states import JobStatus
-from serve.http.schemas.base import Entry, ResponseBody, Seconds
+from serve.http.schemas.base import ListEntry, ResponseBody, UnixTime
 
 
 class JobFailure(ResponseBody):
@@ -38,17 +38,17 @@ class JobProgress(ResponseBody):
     """validation: the file before the first step; train: the first step's rollouts; null: there is no baseline yet."""
 
 
-class Job(Entry):
+class Job(ListEntry):
     """A fine-tuning job."""
 
     id: str
     """`ftjob-...`."""
     object: Literal["fine_tuning.job"] = "fine_tuning.job"
-    created_at: Seconds
+    created_at: UnixTime
     """Unix time in seconds."""
-    finished_at: Seconds | None
+    finished_at: UnixTime | None
     """Unix time in seconds at which the job succeeded, failed or was cancelled; null before."""
-    estimated_finish: Seconds | None
+    estimated_finish: UnixTime | None
     """Unix time in seconds; null unless the job is running and has done enough steps for an estimate."""
     model: str
     """Id of the start model, as in the request."""
@@ -115,13 +115,13 @@ class JobCheck(ResponseBody):
     """All mistakes: of the form, or if it is right, of the files, model, tools and graders."""
 
 
-class JobEventBody(Entry):
+class JobEventBody(ListEntry):
     """What happened in a job."""
 
     id: str
     """`ftevent-...`."""
     object: Literal["fine_tuning.job.event"] = "fine_tuning.job.event"
-    created_at: Seconds
+    created_at: UnixTime
     """Unix time in seconds."""
     level: Literal["info", "warn", "error"]
     """How serious it is."""
@@ -140,7 +140,7 @@ class JobOutput(ResponseBody):
     """Which process it was."""
     attempt: int
     """The number of the driver, from 1; 0 for the validation."""
-    written_at: Seconds = Field(validation_alias="at")
+    written_at: UnixTime = Field(validation_alias="at")
     """When it last wrote, as Unix time in seconds."""
     text: str
     """The end of its output, without secrets."""
@@ -158,13 +158,13 @@ class JobLog(ResponseBody):
     """Its processes, oldest first. Outputs are kept for 30 days, those of the last ten drivers."""
 
 
-class Checkpoint(Entry):
+class Checkpoint(ListEntry):
     """A saved state of a job's model."""
 
     id: str
     """`ftckpt-...`."""
     object: Literal["fine_tuning.job.checkpoint"] = "fine_tuning.job.checkpoint"
-    created_at: Seconds
+    created_at: UnixTime
     """Unix time in seconds."""
     fine_tuned_model_checkpoint: str = Field(validation_alias="model")
     """Id under which the checkpoint is served as a model."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import AliasPath, Field
 
 from cluster.stores.job_states import JobStatus
-from serve.http.schemas.base import Entry, ResponseBody, Seconds
+from serve.http.schemas.base import ListEntry, ResponseBody, UnixTime
 from serve.http.schemas.jobs import JobFailure
 from trainer.problem_codes.readiness import Verdict
 
@@ -25,15 +25,15 @@ class ReadinessReason(ResponseBody):
     """What to do about it."""
 
 
-class ReadinessBody(Entry):
+class ReadinessBody(ListEntry):
     """Whether a job is worth training: a look at it before the first step."""
 
     id: str
     """`ftready-...`."""
     object: Literal["fine_tuning.readiness"] = "fine_tuning.readiness"
-    created_at: Seconds
+    created_at: UnixTime
     """Unix time in seconds."""
-    finished_at: Seconds | None
+    finished_at: UnixTime | None
     """Unix time in seconds at which it succeeded, failed or was cancelled; null before."""
     model: str
     """Id of the start model, as in the request."""

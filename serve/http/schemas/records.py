@@ -7,10 +7,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from cluster.records.wanted import Ended
-from serve.http.schemas.base import Entry, ResponseBody
+from serve.http.schemas.base import ListEntry, ResponseBody
 
 
-class JobRollout(Entry):
+class JobRollout(ListEntry):
     """One rollout of a job: an extension of OpenAI's API."""
 
     id: str
@@ -27,7 +27,7 @@ class JobRollout(Entry):
     `discarded`: the reason. A rollout on its own has `num_tokens` of its segments; `.../tokens` has their tokens."""
 
 
-class JobRolloutSummary(Entry):
+class JobRolloutSummary(ListEntry):
     """A rollout in a list with `view=summary`: an extension of OpenAI's API."""
 
     id: str
@@ -83,7 +83,7 @@ class RolloutTokens(ResponseBody):
     tokens: list[RolloutToken]
 
 
-class JobRowRewards(Entry):
+class JobRowRewards(ListEntry):
     """How the rewards of a row's rollouts are distributed: an extension of OpenAI's API."""
 
     id: str = Field(validation_alias="row_id")
@@ -122,7 +122,7 @@ class RolloutFilters(ResponseBody):
     """Errors of calls, and reasons why rollouts were discarded."""
 
 
-class JobMetrics(Entry):
+class JobMetrics(ListEntry):
     """The metrics of one step: an extension of OpenAI's API."""
 
     id: str
