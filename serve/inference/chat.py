@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from serve.http.auth import Writer
 from serve.http.errors import ApiError
-from serve.http.schemas.base import STREAM_CONTENT
+from serve.http.schemas.base import STREAMED
 from serve.http.schemas.inference import ChatCompletionBody
 from serve.http.sse import event_stream
 from serve.http.trials import Trials
@@ -23,10 +23,7 @@ def make_router(models: ModelServer, trials: Trials) -> APIRouter:
     router = APIRouter(tags=["chat"])
 
     @router.post(
-        "/chat/completions",
-        response_model=ChatCompletionBody,
-        response_model_exclude_unset=True,
-        responses=STREAM_CONTENT,
+        "/chat/completions", response_model=ChatCompletionBody, response_model_exclude_unset=True, responses=STREAMED
     )
     async def create(request: ChatRequest, key: Writer) -> ChatCompletionBody | Response:
         """Return the model's next message."""

@@ -7,7 +7,7 @@ from fastapi.responses import Response
 
 from cluster.stores.secrets import SecretBox
 from serve.http.auth import Writer
-from serve.http.schemas.base import STREAM_CONTENT
+from serve.http.schemas.base import STREAMED
 from serve.http.schemas.inference import Response as ResponseAnswer
 from serve.http.sse import event_stream
 from serve.http.trials import Trials
@@ -21,9 +21,7 @@ from serve.inference.responses_stream import ResponseStream
 def make_router(models: ModelServer, trials: Trials, secrets: SecretBox) -> APIRouter:
     router = APIRouter(tags=["responses"])
 
-    @router.post(
-        "/responses", response_model=ResponseAnswer, response_model_exclude_unset=True, responses=STREAM_CONTENT
-    )
+    @router.post("/responses", response_model=ResponseAnswer, response_model_exclude_unset=True, responses=STREAMED)
     async def create(request: ResponsesRequest, key: Writer) -> ResponseAnswer | Response:
         """Return the model's next turn: tool calls, or a message."""
         sealer = secrets.sealer("reasoning", key.id)

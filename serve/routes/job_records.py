@@ -98,7 +98,6 @@ def _wanted(
 def make_router(records: JobRecords) -> APIRouter:
     """Returns the routes of records: plain functions, so that they run in threads, where files may be read."""
     router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"], default_response_class=AsciiJson)
-
     own = partial(own_job, records.store)
 
     @router.get("/{job_id}/rollouts")
@@ -119,9 +118,8 @@ def make_router(records: JobRecords) -> APIRouter:
         with _errors(job_id):
             if view == "summary":
                 listing = records.summaries(own(job_id, key), wanted, order, pages.limit, pages.after)
-                return Page[JobRolloutSummary].from_entries(
-                    list(map(_summary, listing.found)), listing.more, listing.last
-                )
+                summaries = [_summary(one) for one in listing.found]
+                return Page[JobRolloutSummary].from_entries(summaries, listing.more, listing.last)
             found, listing = records.rollouts(own(job_id, key), wanted, order, pages.limit, pages.after)
         return Page[JobRollout].from_entries([_whole(job_id, one) for one in found], listing.more, listing.last)
 

@@ -13,7 +13,7 @@ Responses = dict[int | str, dict[str, Any]]
 FAILURES: Responses = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
 EVENT = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
 """The schema of a server-sent event."""
-STREAM_CONTENT: Responses = {200: {"content": {"text/event-stream": {"schema": EVENT}}}}
+STREAMED: Responses = {200: {"content": {"text/event-stream": {"schema": EVENT}}}}
 """Content for routes that answer with a model or, if the request asks for it, with server-sent events."""
 UnixTime = Annotated[int, BeforeValidator(int)]
 """A time in whole seconds, cut from a record's time with fractions."""
