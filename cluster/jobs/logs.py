@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, SecretStr
 
@@ -44,6 +44,10 @@ class Output:
     attempt: int
     at: float
     text: str
+
+    @property
+    def process(self) -> Literal["validation", "driver"]:
+        return "validation" if self.attempt == VALIDATION else "driver"
 
 
 class JobLogs:

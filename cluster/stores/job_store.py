@@ -418,4 +418,5 @@ def _job(row: Any) -> JobRecord:
     values: dict[str, Any] = {field.name: getattr(row, field.name) for field in fields(JobRecord)}
     values["error"] = None if row.error is None else JobError(**row.error)
     values["result_files"] = tuple(row.result_files)
+    values["estimated_finish"] = row.estimated_finish if row.status == "running" else None
     return JobRecord(**values)

@@ -151,6 +151,7 @@ class JobRecord(NewJob):
 
     `handle` names the latest driver until it is known to be gone; `attempt` counts the drivers started so far;
     `failures` counts the drivers lost since the last checkpoint. `findings`: what a look came to, without its rows.
+    `estimated_finish` is None unless the job runs.
     """
 
     id: str
@@ -170,6 +171,11 @@ class JobRecord(NewJob):
     heartbeat_at: float | None
     last_words: str | None
     findings: dict[str, Any] | None = field(default=None, kw_only=True)
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.method[self.method["type"]]["hyperparameters"]
+        return found
 
 
 @dataclass(frozen=True, slots=True)

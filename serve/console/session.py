@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -12,8 +12,7 @@ from cluster.stores.sessions import SESSION_S
 from serve.http.auth import Reader
 from serve.http.cookie import delete_session, session_of, set_session
 from serve.http.errors import ApiError
-from serve.http.schemas.base import answers
-from serve.http.schemas.keys import ConsoleSession, DeletedSession
+from serve.http.schemas.keys import ConsoleSession, DeletedSession, SessionKey
 
 
 class Sessions(Protocol):
@@ -27,29 +26,28 @@ def make_router(sessions: Sessions, *, read_only: bool = False) -> APIRouter:
     """Returns the routes of sessions. `read_only` tells the page that nothing can be changed here."""
     router = APIRouter(prefix="/console/session", tags=["console"])
 
-    def wire(key: ApiKey) -> dict[str, Any]:
-        shown = {"id": key.id, "name": key.name, "scopes": list(key.scopes)}
-        return {"object": "console.session", "key": shown, "read_only": read_only}
+    def shown(key: ApiKey) -> ConsoleSession:
+        return ConsoleSession(key=SessionKey.model_validate(key), read_only=read_only)
 
-    @router.post("", response_model=None, responses=answers(ConsoleSession))
-    async def create(request: Request, response: Response, key: Reader) -> dict[str, Any]:
+    @router.post("")
+    async def create(request: Request, response: Response, key: Reader) -> ConsoleSession:
         """Open a session of the request's key: its cookie is HttpOnly and SameSite=Strict, and ends with the key."""
         if not request.headers.get("authorization"):
             message = "A session is opened with an API key, not with another session."
             raise ApiError(400, message, code="missing_api_key")
         set_session(response, request.headers, await run_in_threadpool(sessions.open, key), SESSION_S)
-        return wire(key)
+        return shown(key)
 
-    @router.get("", response_model=None, responses=answers(ConsoleSession))
-    async def get(key: Reader) -> dict[str, Any]:
+    @router.get("")
+    async def get(key: Reader) -> ConsoleSession:
         """Return what the session or the key of the request may do."""
-        return wire(key)
+        return shown(key)
 
-    @router.delete("", response_model=None, responses=answers(DeletedSession))
-    async def delete(request: Request, response: Response, key: Reader) -> dict[str, Any]:
+    @router.delete("")
+    async def delete(request: Request, response: Response, key: Reader) -> DeletedSession:
         """End the session of the request's cookie."""
         await run_in_threadpool(sessions.close, session_of(request.headers))
         delete_session(response, request.headers)
-        return {"object": "console.session", "deleted": True}
+        return DeletedSession()
 
     return router

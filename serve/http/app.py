@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse
 from fastapi_offline import FastAPIOffline
 
 from actors.runtime.recorder import Recorder
@@ -14,9 +15,10 @@ from serve.http.access_log import AccessLog
 from serve.http.audit import Auditor
 from serve.http.auth import KEY_CACHE_S, Authenticator, KeyFinder, RateLimit
 from serve.http.deadlines import DEADLINES, Deadlines
-from serve.http.errors import PREFIX, ErrorBody, base_url, install_handlers
+from serve.http.errors import PREFIX, base_url, install_handlers
 from serve.http.frame import Frame
 from serve.http.health import NO_CHECKS, Checks, add_health
+from serve.http.schemas.base import FAILURES
 from trainer.spec.operator.config import ServerLimits
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -57,6 +59,7 @@ def create_app(
         version=version("agent-rft"),
         description="Agent reinforcement fine-tuning on your own cluster, through OpenAI's API.",
         lifespan=lifespan,
+        default_response_class=JSONResponse,  # by default pydantic writes the JSON, with other floats
         redirect_slashes=False,
         redoc_url=None,  # a second page of the same, whose script loads a logo from another host
         static_url="/docs/files",
@@ -76,7 +79,7 @@ def create_app(
     )
     install_handlers(app)
     for router in routers:
-        app.include_router(router, prefix=PREFIX, responses={"4XX": {"model": ErrorBody}})
+        app.include_router(router, prefix=PREFIX, responses=FAILURES)
 
     @app.get(PREFIX, include_in_schema=False)
     async def root(request: Request) -> dict[str, str]:

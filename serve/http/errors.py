@@ -18,7 +18,7 @@ from starlette.routing import Match
 from actors.runtime.fair_slots import NoSlot
 from cluster.jobs.remedies import for_client
 from cluster.stores.database import is_unavailable, reason_of
-from trainer.errors import InvalidJob, UserError
+from trainer.errors import InvalidJob, RftError, UserError
 from trainer.spec.reader import field_name, key_path_of
 
 PREFIX = "/v1"
@@ -137,17 +137,23 @@ def install_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(NoSlot)
     async def _no_slot(request: Request, error: NoSlot) -> JSONResponse:
-        return response_of(_too_many_trials(error))
+        message = f"Too many graders and tools are being tried at the same time: {error}. Try again in a moment."
+        return response_of(too_many(message, "too_many_trials", 5))
 
     @app.exception_handler(UserError)
     async def _user_error(request: Request, error: UserError) -> JSONResponse:
         return response_of(of_user_error(error))
 
 
-def _too_many_trials(error: NoSlot) -> ApiError:
-    message = f"Too many graders and tools are being tried at the same time: {error}. Try again in a moment."
-    headers = {"Retry-After": "5"}
-    return ApiError(429, message, code="too_many_trials", type="rate_limit_error", headers=headers)
+def too_many(message: str, code: str, retry_s: int) -> ApiError:
+    """Returns the error for a bound on what is in progress; clients try again after `retry_s`."""
+    return ApiError(429, message, code=code, type="rate_limit_error", headers={"Retry-After": str(retry_s)})
+
+
+def not_ready(error: RftError, retry_s: int) -> ApiError:
+    """Returns the error for a request that succeeds later; clients try again after `retry_s`."""
+    message = f"Not ready: {error.message}. Try again in some seconds."
+    return ApiError(503, message, code="not_ready", type="server_error", headers={"Retry-After": str(retry_s)})
 
 
 def of_user_error(error: UserError, param: str | None = None) -> ApiError:

@@ -32,7 +32,7 @@ from serve.http.audit import Auditor, action_of, object_of, outcome_of
 from serve.http.auth import Authenticator
 from serve.http.cookie import check_origin, session_of
 from serve.http.deadlines import DEADLINES, Deadlines
-from serve.http.errors import ApiError, of_unexpected, response_of
+from serve.http.errors import ApiError, of_unexpected, response_of, too_many
 from serve.http.json_body import body_mistake
 from serve.http.shares import Shares
 
@@ -242,8 +242,7 @@ def _has_body(headers: Headers) -> bool:
 
 def _too_much(what: str) -> ApiError:
     message = f"Too many {what} are in progress, of this API key or of all; try again in a moment."
-    headers = {"Retry-After": "1"}
-    return ApiError(429, message, code="too_many_in_progress", type="rate_limit_error", headers=headers)
+    return too_many(message, "too_many_in_progress", 1)
 
 
 async def _read(receive: Receive, limit_bytes: int, content_length: str, take: Callable[[int], None]) -> bytes:

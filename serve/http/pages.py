@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -41,26 +41,3 @@ class AsciiJson(JSONResponse):
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
-
-
-def page(
-    data: Sequence[Mapping[str, Any]],
-    has_more: bool,
-    response: type[JSONResponse] = JSONResponse,
-    last: str | None = None,
-) -> JSONResponse:
-    """Returns a page in the wire form; clients continue with `after=<last_id>` while `has_more` is true.
-
-    `last` is where the next page begins if that is not after the last entry.
-
-    A finished response, since FastAPI would validate every value again, which costs more than the rest of a listing.
-    """
-    return response(
-        {
-            "object": "list",
-            "data": list(data),
-            "has_more": has_more,
-            "first_id": data[0]["id"] if data else None,
-            "last_id": last or (data[-1]["id"] if data else None),
-        }
-    )

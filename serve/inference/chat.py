@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from serve.http.auth import Writer
 from serve.http.errors import ApiError
-from serve.http.schemas.base import answers
+from serve.http.schemas.base import STREAMED
 from serve.http.schemas.inference import ChatCompletionBody
 from serve.http.sse import event_stream
 from serve.http.trials import Trials
@@ -22,20 +22,23 @@ from serve.inference.model_server import ModelServer
 def make_router(models: ModelServer, trials: Trials) -> APIRouter:
     router = APIRouter(tags=["chat"])
 
-    @router.post("/chat/completions", response_model=None, responses=answers(ChatCompletionBody, streams=True))
-    async def create(request: ChatRequest, key: Writer) -> Response:
+    @router.post(
+        "/chat/completions", response_model=ChatCompletionBody, response_model_exclude_unset=True, responses=STREAMED
+    )
+    async def create(request: ChatRequest, key: Writer) -> ChatCompletionBody | Response:
         """Return the model's next message."""
         if request.stream:
             chunks = await models.stream(request.body())
             wants_usage = request.stream_options is not None and request.stream_options.include_usage
             return event_stream(chunks if wants_usage else _without_usage(chunks), end="[DONE]")
-        if request.grader is None:
-            return JSONResponse(await models.chat(request.body()))
-        grader = await read_grader(request.grader, trials, key)
-        wants_json = request.response_format is not None and request.response_format.type != "text"
-        return JSONResponse(await best_of(await models.chat(request.body()), grader, request.item, wants_json))
+        grader = None if request.grader is None else await read_grader(request.grader, trials, key)
+        completion = await models.chat(request.body())
+        if grader is not None:
+            wants_json = request.response_format is not None and request.response_format.type != "text"
+            completion = await best_of(completion, grader, request.item, wants_json)
+        return ChatCompletionBody.model_validate(completion)
 
-    @router.post("/embeddings", response_model=None)
+    @router.post("/embeddings")
     async def embed(body: dict[str, Any], key: Writer) -> Response:
         """Not supported."""
         raise ApiError(400, "This server does not serve embedding models.", param="model", code="unsupported_endpoint")

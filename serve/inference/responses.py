@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from cluster.stores.secrets import SecretBox
 from serve.http.auth import Writer
-from serve.http.schemas.base import answers
+from serve.http.schemas.base import STREAMED
 from serve.http.schemas.inference import Response as ResponseAnswer
 from serve.http.sse import event_stream
 from serve.http.trials import Trials
@@ -21,8 +21,8 @@ from serve.inference.responses_stream import ResponseStream
 def make_router(models: ModelServer, trials: Trials, secrets: SecretBox) -> APIRouter:
     router = APIRouter(tags=["responses"])
 
-    @router.post("/responses", response_model=None, responses=answers(ResponseAnswer, streams=True))
-    async def create(request: ResponsesRequest, key: Writer) -> Response:
+    @router.post("/responses", response_model=ResponseAnswer, response_model_exclude_unset=True, responses=STREAMED)
+    async def create(request: ResponsesRequest, key: Writer) -> ResponseAnswer | Response:
         """Return the model's next turn: tool calls, or a message."""
         sealer = secrets.sealer("reasoning", key.id)
         body = chat_body(request, sealer)
@@ -34,6 +34,6 @@ def make_router(models: ModelServer, trials: Trials, secrets: SecretBox) -> APIR
         completion = await models.chat(body)
         if grader is not None:
             completion = await best_of(completion, grader, request.item, request.wants_json)
-        return JSONResponse(response_of(request, completion, sealer, new_id("resp")))
+        return ResponseAnswer.model_validate(response_of(request, completion, sealer, new_id("resp")))
 
     return router

@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import FileResponse
 from starlette.concurrency import run_in_threadpool
 
-from cluster.stores.file_store import FileRecord, FileStore, FileTooLarge, NoSpace, UnknownFile
+from cluster.stores.file_store import FileStore, FileTooLarge, NoSpace, UnknownFile
 from cluster.stores.keys import ApiKey
 from serve.http.audit import made
 from serve.http.auth import Reader, Writer, check_may_change
 from serve.http.deadlines import DEADLINES, Deadlines
-from serve.http.errors import ApiError, ErrorBody
-from serve.http.pages import PageQuery, page, page_query
-from serve.http.schemas.base import Page, Responses, answers
+from serve.http.errors import ApiError, too_many
+from serve.http.pages import PageQuery, page_query
+from serve.http.schemas.base import Page, Responses
 from serve.http.schemas.files import DeletedFile, FileObject
 from serve.http.shares import Shares
 from serve.http.upload import UploadForm, read_form
@@ -29,7 +29,6 @@ PURPOSES: tuple[FilePurpose, ...] = get_args(FilePurpose)
 MIN_LIFE_S, MAX_LIFE_S = 3_600, 2_592_000
 BATCH_LIFE_S = MAX_LIFE_S
 """Batch files expire after this time by default; files of other purposes do not expire."""
-BUSY_S = "2"
 FORM_BYTES = 1_000_000
 """An upper bound on the size of a form without its file."""
 EXPIRY_FIELDS = ("expires_after[anchor]", "expires_after[seconds]")
@@ -46,7 +45,7 @@ FORM = {
 UPLOAD = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}}
 """Described by hand for the OpenAPI page, since the route parses the body itself."""
 BYTES = {"schema": {"type": "string", "format": "binary"}}
-CONTENT: Responses = {200: {"content": {"application/octet-stream": BYTES}}, "5XX": {"model": ErrorBody}}
+CONTENT: Responses = {200: {"content": {"application/octet-stream": BYTES}}}
 
 Pages = Annotated[PageQuery, Depends(page_query(10_000, 10_000))]
 
@@ -62,16 +61,14 @@ def make_router(
     uploads = Shares(max_uploads)
     busy = "Too many uploads are already in progress, of this API key or of all; try again in a moment."
 
-    @router.post("", response_model=None, responses=answers(FileObject), openapi_extra=UPLOAD)
-    async def upload(request: Request, key: Writer) -> dict[str, Any]:
+    @router.post("", openapi_extra=UPLOAD)
+    async def upload(request: Request, key: Writer) -> FileObject:
         """Upload a file of up to 512 MB (the operator's limit)."""
-        headers = {"Retry-After": BUSY_S}
-        refusal = ApiError(429, busy, code="too_many_uploads", type="rate_limit_error", headers=headers)
-        with uploads.of(key.id, refusal) as take:
+        with uploads.of(key.id, too_many(busy, "too_many_uploads", 2)) as take:
             take(1)
             return await receive(request, key)
 
-    async def receive(request: Request, key: ApiKey) -> dict[str, Any]:
+    async def receive(request: Request, key: ApiKey) -> FileObject:
         with _upload_errors():
             length = request.headers.get("content-length", "")
             if length.isdecimal() and int(length[:20]) > files.max_bytes + FORM_BYTES:
@@ -82,27 +79,27 @@ def make_router(
                 filename, purpose, life_s = _checked(form, incoming.num_bytes)
                 record = await files.keep(incoming, filename, purpose, life_s, key.id)
                 made(request, record.id)
-                return file_object(record)
+                return FileObject.model_validate(record)
 
-    @router.get("", response_model=None, responses=answers(Page[FileObject]))
+    @router.get("")
     async def list_files(
         key: Reader,
         pages: Pages,
         order: Annotated[Literal["asc", "desc"], Query(description="By time; desc: newest first.")] = "desc",
         purpose: Annotated[str | None, Query(max_length=100, description="Only files of this purpose.")] = None,
-    ) -> JSONResponse:
+    ) -> Page[FileObject]:
         """List files."""
         with _unknown("after"):
             found, more = await run_in_threadpool(
                 files.list, after=pages.after, limit=pages.limit, newest_first=order == "desc", purpose=purpose
             )
-        return page([file_object(record) for record in found], more)
+        return Page[FileObject].from_entries(found, more)
 
-    @router.get("/{file_id}", response_model=None, responses=answers(FileObject))
-    async def get_file(file_id: str, key: Reader) -> dict[str, Any]:
+    @router.get("/{file_id}")
+    async def get_file(file_id: str, key: Reader) -> FileObject:
         """Return what is known about a file, without its content."""
         with _unknown("file_id"):
-            return file_object(await run_in_threadpool(files.get, file_id))
+            return FileObject.model_validate(await run_in_threadpool(files.get, file_id))
 
     @router.get("/{file_id}/content", response_class=FileResponse, responses=CONTENT)
     async def get_content(file_id: str, key: Reader) -> FileResponse:
@@ -112,30 +109,15 @@ def make_router(
             path = await run_in_threadpool(files.path, file_id)
         return FileResponse(path, media_type="application/octet-stream", filename=record.filename)
 
-    @router.delete("/{file_id}", response_model=None, responses=answers(DeletedFile))
-    async def delete_file(file_id: str, key: Writer) -> dict[str, Any]:
+    @router.delete("/{file_id}")
+    async def delete_file(file_id: str, key: Writer) -> DeletedFile:
         """Delete a file: with the scope `write` one that the same key made, or that has no known owner."""
         with _unknown("file_id"):
             check_may_change(key, (await run_in_threadpool(files.get, file_id)).owner, "file")
             await run_in_threadpool(files.delete, file_id)
-        return {"id": file_id, "object": "file", "deleted": True}
+        return DeletedFile(id=file_id)
 
     return router
-
-
-def file_object(record: FileRecord) -> dict[str, Any]:
-    """Returns a file in the wire form."""
-    return {
-        "id": record.id,
-        "object": "file",
-        "bytes": record.num_bytes,
-        "created_at": record.created_at,
-        "expires_at": record.expires_at,
-        "filename": record.filename,
-        "purpose": record.purpose,
-        "status": "processed",
-        "status_details": None,
-    }
 
 
 def _checked(form: UploadForm, num_bytes: int) -> tuple[str, FilePurpose, int | None]:

@@ -25,8 +25,7 @@ from cluster.records.redact import REDACTED
 from serve.http.auth import Writer
 from serve.http.errors import ApiError, of_user_error
 from serve.http.json_body import has_many_values
-from serve.http.schemas.base import answers
-from serve.http.schemas.graders import GraderRun, ToolOutput, ValidGrader
+from serve.http.schemas.graders import GraderErrors, GraderRun, GraderRunMetadata, ToolOutput, ValidGrader
 from serve.http.trials import Trials
 from trainer.errors import Discard, EndpointRefused, InvalidJob, RftError, UserError
 from trainer.spec.endpoints import TRIAL_CALL_S, ToolSpec
@@ -92,19 +91,19 @@ class ToolRequest(ToolCallBody):
 def make_router(trials: Trials) -> APIRouter:
     router = APIRouter(prefix="/fine_tuning/alpha", tags=["graders"])
 
-    @router.post("/graders/validate", response_model=None, responses=answers(ValidGrader))
-    async def validate_grader(body: ValidateRequest, key: Writer) -> dict[str, Any]:
+    @router.post("/graders/validate")
+    async def validate_grader(body: ValidateRequest, key: Writer) -> ValidGrader:
         """Check a grader without running it, and return it."""
         await trials.check(body.grader)
-        return {"grader": shown_grader(body.grader)}
+        return ValidGrader(grader=shown_grader(body.grader))
 
-    @router.post("/graders/run", response_model=None, responses=answers(GraderRun))
-    async def run_grader(body: RunRequest, key: Writer) -> dict[str, Any]:
+    @router.post("/graders/run")
+    async def run_grader(body: RunRequest, key: Writer) -> GraderRun:
         """Grade `model_sample` once."""
         return await _run(body, await trials.grader(body.grader, key))
 
-    @router.post("/tool/run", response_model=None, responses=answers(ToolOutput))
-    async def run_tool(body: ToolRequest, key: Writer) -> dict[str, Any]:
+    @router.post("/tool/run")
+    async def run_tool(body: ToolRequest, key: Writer) -> ToolOutput:
         """Call a tool once and return what the model would see."""
         tool = _checked_tool(body, trials.operator)
         async with trials.slot(key)():
@@ -130,7 +129,7 @@ def shown_grader(spec: GraderSpec) -> dict[str, Any]:
     return shown
 
 
-async def _run(body: RunRequest, pool: GraderPool) -> dict[str, Any]:
+async def _run(body: RunRequest, pool: GraderPool) -> GraderRun:
     """Grades once and returns the response.
 
     Raises:
@@ -148,26 +147,27 @@ async def _run(body: RunRequest, pool: GraderPool) -> dict[str, Any]:
     return _run_response(body.grader, outcome, time.monotonic() - start)
 
 
-def _run_response(spec: GraderSpec, outcome: Grade | RftError, execution_s: float) -> dict[str, Any]:
+def _run_response(spec: GraderSpec, outcome: Grade | RftError, execution_s: float) -> GraderRun:
     """Returns the response to a grader run: the wire contract."""
     failed = outcome if isinstance(outcome, RftError) else None
     grade = outcome if isinstance(outcome, Grade) else Grade(0.0)
-    return {
-        "reward": float(grade.value),
-        "sub_rewards": dict(grade.scores),
-        "model_grader_token_usage_per_model": {
-            model: {"total_tokens": count} for model, count in grade.judge_tokens.items()
+    metadata = GraderRunMetadata(
+        name=spec.name or spec.type,
+        type=spec.type,
+        execution_time=execution_s,
+        scores=dict(grade.scores),
+        sampled_model_name=spec.model if isinstance(spec, (ScoreModelGrader, LabelModelGrader)) else None,
+        token_usage=sum(grade.judge_tokens.values()) or None,
+        errors=GraderErrors.model_validate(wire_errors(failed)),
+    )
+    return GraderRun(
+        reward=grade.value,
+        sub_rewards=metadata.scores,
+        model_grader_token_usage_per_model={
+            name: {"total_tokens": count} for name, count in grade.judge_tokens.items()
         },
-        "metadata": {
-            "name": spec.name or spec.type,
-            "type": spec.type,
-            "execution_time": execution_s,
-            "scores": dict(grade.scores),
-            "sampled_model_name": spec.model if isinstance(spec, (ScoreModelGrader, LabelModelGrader)) else None,
-            "token_usage": sum(grade.judge_tokens.values()) or None,
-            "errors": wire_errors(failed),
-        },
-    }
+        metadata=metadata,
+    )
 
 
 # -- tools -------------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def _checked_tool(body: ToolRequest, operator: Operator) -> ToolSpec:
     return ToolSpec(name=body.name, server_url=body.server_url, headers=headers)
 
 
-async def call_once(body: ToolCallBody, dispatcher: Dispatcher, param: str) -> dict[str, Any]:
+async def call_once(body: ToolCallBody, dispatcher: Dispatcher, param: str) -> ToolOutput:
     """Makes one call, closes the dispatcher and returns the response; `param` is to blame for what fails.
 
     Raises:
@@ -205,14 +205,13 @@ async def call_once(body: ToolCallBody, dispatcher: Dispatcher, param: str) -> d
         raise ApiError(424, error.public + late, param=param, code="tool_failed") from None
     finally:
         await dispatcher.close()
-    return {
-        "type": "function_call_output",
-        "id": body.id or call_id,
-        "call_id": call_id,
-        "output": result.output,
-        "error": result.error,
-        "latency_s": result.latency_s,
-    }
+    return ToolOutput(
+        id=body.id or call_id,
+        call_id=call_id,
+        output=result.output,
+        error=result.error,
+        latency_s=result.latency_s,
+    )
 
 
 def _of_endpoint(error: UserError, param: str) -> ApiError:

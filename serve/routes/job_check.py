@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 from fastapi import APIRouter, Query
 from starlette.concurrency import run_in_threadpool
@@ -12,9 +12,8 @@ from cluster.jobs.draft import Draft
 from cluster.jobs.problems import public
 from cluster.jobs.service import JobService
 from serve.http.auth import Writer
-from serve.http.errors import ApiError
-from serve.http.schemas.base import answers
-from serve.http.schemas.jobs import JobCheck
+from serve.http.errors import ApiError, too_many
+from serve.http.schemas.jobs import JobCheck, JobProblem
 from serve.http.shares import Shares
 from serve.routes.fine_tuning import JobBody
 from serve.routes.readiness import Draws
@@ -40,8 +39,8 @@ def make_router(service: JobService, checker: Checker, check_s: float = CHECK_S)
     router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
     checks = Shares(MAX_CHECKS)
 
-    @router.post("/check", response_model=None, responses=answers(JobCheck))
-    async def check(body: JobBody, key: Writer, files: Files = True, samples: Look = None) -> dict[str, Any]:
+    @router.post("/check")
+    async def check(body: JobBody, key: Writer, files: Files = True, samples: Look = None) -> JobCheck:
         """Check a request for a job without creating it: its form, files, model, tools and graders; calls nothing."""
         try:
             draft = await run_in_threadpool(service.draft, body, samples)
@@ -67,10 +66,8 @@ def make_router(service: JobService, checker: Checker, check_s: float = CHECK_S)
 
 def _busy() -> ApiError:
     message = "Too many checks are already in progress, of this API key or of all; try again in a moment."
-    return ApiError(429, message, code="too_many_checks", type="rate_limit_error", headers={"Retry-After": "5"})
+    return too_many(message, "too_many_checks", 5)
 
 
-def _answer(problems: list[Problem]) -> dict[str, Any]:
-    shown = ("code", "field", "line", "rows", "message", "remedy")
-    found = [{name: getattr(problem, name) for name in shown} for problem in problems]
-    return {"object": "fine_tuning.job.check", "valid": not found, "problems": found}
+def _answer(problems: list[Problem]) -> JobCheck:
+    return JobCheck(valid=not problems, problems=[JobProblem.model_validate(problem) for problem in problems])

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import FileResponse, JSONResponse
@@ -18,13 +19,12 @@ from cluster.records.index_tables import Found
 from cluster.records.rollout_index import UnknownRollout, UnknownValue
 from cluster.records.wanted import Ended, Wanted
 from cluster.stores.job_states import UnknownCursor
-from cluster.stores.job_tables import JobRecord
-from cluster.stores.keys import ApiKey
 from serve.http.auth import Reader
-from serve.http.errors import ApiError
-from serve.http.pages import AsciiJson, PageQuery, page, page_query
-from serve.http.schemas.base import Page, Responses, answers
+from serve.http.errors import ApiError, not_ready
+from serve.http.pages import AsciiJson, PageQuery, page_query
+from serve.http.schemas.base import Page, Responses
 from serve.http.schemas.records import (
+    IndexedFile,
     JobMetrics,
     JobRollout,
     JobRolloutSummary,
@@ -33,7 +33,7 @@ from serve.http.schemas.records import (
     RolloutFilters,
     RolloutTokens,
 )
-from serve.routes.fine_tuning import job_errors
+from serve.routes.fine_tuning import JobIdPath, job_errors, own_job
 
 ROLLOUTS_PAGE, METRICS_PAGE, MAX_ROLLOUTS, MAX_METRICS = 20, 20, 100, 1_000
 REPORT: Responses = {
@@ -53,7 +53,6 @@ TEXT = (
     "after `last_id` while `has_more` is true."
 )
 MAX_TOKENS = 2_000
-JobIdPath = Annotated[str, Path(max_length=100)]
 RolloutPages = Annotated[PageQuery, Depends(page_query(ROLLOUTS_PAGE, MAX_ROLLOUTS))]
 RolloutPath = Annotated[str, Path(max_length=200)]
 MetricPages = Annotated[PageQuery, Depends(page_query(METRICS_PAGE, MAX_METRICS))]
@@ -98,15 +97,10 @@ def _wanted(
 
 def make_router(records: JobRecords) -> APIRouter:
     """Returns the routes of records: plain functions, so that they run in threads, where files may be read."""
-    router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
+    router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"], default_response_class=AsciiJson)
+    own = partial(own_job, records.store)
 
-    def own(job_id: str, key: ApiKey) -> JobRecord:
-        """The job, if the key made it, or is an admin's: rows and answers are not for others."""
-        return records.store.get(job_id, None if key.may("admin") else key.id)
-
-    @router.get(
-        "/{job_id}/rollouts", response_model=None, responses=answers(Page[JobRollout] | Page[JobRolloutSummary])
-    )
+    @router.get("/{job_id}/rollouts")
     def rollouts(
         job_id: JobIdPath,
         key: Reader,
@@ -119,24 +113,23 @@ def make_router(records: JobRecords) -> APIRouter:
         view: Annotated[
             Literal["whole", "summary"], Query(description="`summary`: without request, turns and tokens.")
         ] = "whole",
-    ) -> JSONResponse:
+    ) -> Page[JobRollout] | Page[JobRolloutSummary]:
         """List the rollouts of a job, for the key that made it and for admins: not a part of OpenAI's API."""
         with _errors(job_id):
             if view == "summary":
                 listing = records.summaries(own(job_id, key), wanted, order, pages.limit, pages.after)
-                data = [_summary(one) for one in listing.found]
-            else:
-                found, listing = records.rollouts(own(job_id, key), wanted, order, pages.limit, pages.after)
-                data = [_whole(job_id, one) for one in found]
-        return page(data, listing.more, AsciiJson, listing.last)
+                summaries = [_summary(one) for one in listing.found]
+                return Page[JobRolloutSummary].from_entries(summaries, listing.more, listing.last)
+            found, listing = records.rollouts(own(job_id, key), wanted, order, pages.limit, pages.after)
+        return Page[JobRollout].from_entries([_whole(job_id, one) for one in found], listing.more, listing.last)
 
-    @router.get("/{job_id}/rollouts/{rollout_id}", response_model=None, responses=answers(JobRollout))
-    def rollout(job_id: JobIdPath, rollout_id: RolloutPath, key: Reader) -> JSONResponse:
+    @router.get("/{job_id}/rollouts/{rollout_id}")
+    def rollout(job_id: JobIdPath, rollout_id: RolloutPath, key: Reader) -> JobRollout:
         """Return one rollout, for the key that made its job and for admins: not a part of OpenAI's API."""
         with _errors(job_id, missing="rollout_id"):
-            return AsciiJson(_whole(job_id, records.rollout(own(job_id, key), rollout_id)))
+            return _whole(job_id, records.rollout(own(job_id, key), rollout_id))
 
-    @router.get("/{job_id}/rollouts/{rollout_id}/tokens", response_model=None, responses=answers(RolloutTokens))
+    @router.get("/{job_id}/rollouts/{rollout_id}/tokens")
     def tokens(
         job_id: JobIdPath,
         rollout_id: RolloutPath,
@@ -144,14 +137,13 @@ def make_router(records: JobRecords) -> APIRouter:
         segment: Annotated[int, Query(ge=0, le=10**6, description="Number of the segment.")] = 0,
         start: Annotated[int, Query(ge=0, le=10**9, description="The first token in it, such as a turn's.")] = 0,
         limit: Annotated[int, Query(ge=1, le=MAX_TOKENS, description="How many tokens at most.")] = 500,
-    ) -> JSONResponse:
+    ) -> RolloutTokens:
         """Return tokens of a rollout with their log-probabilities and policy versions: not a part of OpenAI's API."""
         with _errors(job_id, missing="rollout_id"):
             found = records.tokens(own(job_id, key), rollout_id, segment, start, limit)
-        kind = "fine_tuning.job.rollout.tokens"
-        return AsciiJson({"object": kind, "rollout_id": rollout_id, "segment": segment} | asdict(found))
+        return RolloutTokens(rollout_id=rollout_id, segment=segment, **asdict(found))
 
-    @router.get("/{job_id}/row_rewards", response_model=None, responses=answers(Page[JobRowRewards]))
+    @router.get("/{job_id}/row_rewards")
     def row_rewards(
         job_id: JobIdPath,
         key: Reader,
@@ -163,50 +155,33 @@ def make_router(records: JobRecords) -> APIRouter:
             Literal["worst", "best", "widest"],
             Query(description="By the mean reward, or first the rows whose rewards differ most."),
         ] = "worst",
-    ) -> JSONResponse:
+    ) -> Page[JobRowRewards]:
         """List how the rewards of each row are distributed: not a part of OpenAI's API."""
         with _errors(job_id):
             wanted = Wanted(name=file, step=step, row=row)
             found, more = records.row_rewards(own(job_id, key), wanted, order, pages.limit, pages.after)
-        data = [
-            {
-                "id": one.row_id,
-                "object": "fine_tuning.job.row_rewards",
-                "num_rollouts": one.num_rollouts,
-                "num_discarded": one.num_lost,
-                "mean": one.mean,
-                "min": one.low,
-                "max": one.high,
-                "bins": one.bins,
-                "range": one.range,
-            }
-            for one in found
-        ]
-        return page(data, more, AsciiJson)
+        return Page[JobRowRewards].from_entries(found, more)
 
-    @router.get("/{job_id}/rollout_filters", response_model=None, responses=answers(RolloutFilters))
-    def rollout_filters(job_id: JobIdPath, key: Reader) -> JSONResponse:
+    @router.get("/{job_id}/rollout_filters")
+    def rollout_filters(job_id: JobIdPath, key: Reader) -> RolloutFilters:
         """Return the files, tools and errors that rollouts can be filtered by: not a part of OpenAI's API."""
         with _errors(job_id):
             files, tools, errors = records.filters(own(job_id, key))
-        shown = [{"name": file.name, "step": file.step, "num_rollouts": file.num_rollouts} for file in files]
-        kind = "fine_tuning.job.rollout_filters"
-        return AsciiJson({"object": kind, "files": shown, "tools": tools, "errors": errors})
+        indexed = [IndexedFile.model_validate(file) for file in files]
+        return RolloutFilters(files=indexed, tools=tools, errors=errors)
 
-    @router.get("/{job_id}/metrics", response_model=None, responses=answers(Page[JobMetrics]))
-    def metrics(job_id: JobIdPath, key: Reader, pages: MetricPages) -> JSONResponse:
+    @router.get("/{job_id}/metrics")
+    def metrics(job_id: JobIdPath, key: Reader, pages: MetricPages) -> Page[JobMetrics]:
         """List the metrics of a job's steps, newest first, for the key that made it and for admins."""
         with _errors(job_id):
             found, more = records.metrics(own(job_id, key), pages.limit, _step(pages.after))
-        return page([metrics_object(job_id, step, values) for step, values in found], more, AsciiJson)
+        return Page[JobMetrics].from_entries([step_metrics(job_id, *one) for one in found], more)
 
-    @router.get("/{job_id}/settings", response_model=None, responses=answers(JobSettings))
-    def settings(job_id: JobIdPath, key: Reader) -> dict[str, Any]:
+    @router.get("/{job_id}/settings", response_class=JSONResponse)
+    def settings(job_id: JobIdPath, key: Reader) -> JobSettings:
         """Return the settings that a job runs with, with all defaults, for the key that made it and for admins."""
         with _errors(job_id):
-            found = records.settings(own(job_id, key))
-        shown = {"job": found.get("job"), "plan": found.get("plan")}
-        return {"object": "fine_tuning.job.settings", "fine_tuning_job_id": job_id, **shown}
+            return JobSettings(fine_tuning_job_id=job_id, **records.settings(own(job_id, key)))
 
     @router.get("/{job_id}/report", response_class=FileResponse, responses=REPORT)
     def report(job_id: JobIdPath, key: Reader) -> FileResponse:
@@ -221,14 +196,8 @@ def make_router(records: JobRecords) -> APIRouter:
     return router
 
 
-def metrics_object(job_id: str, step: int, values: dict[str, float]) -> dict[str, Any]:
-    return {
-        "id": f"step-{step:06d}",
-        "object": "fine_tuning.job.metrics",
-        "fine_tuning_job_id": job_id,
-        "step_number": step,
-        "metrics": values,
-    }
+def step_metrics(job_id: str, step: int, values: dict[str, float]) -> JobMetrics:
+    return JobMetrics(id=f"step-{step:06d}", fine_tuning_job_id=job_id, step_number=step, metrics=values)
 
 
 def _step(after: str | None) -> int | None:
@@ -240,21 +209,13 @@ def _step(after: str | None) -> int | None:
     return int(number)
 
 
-def _summary(one: Found) -> dict[str, Any]:
-    about = {"id": one.id, "object": "fine_tuning.job.rollout.summary", "file": one.name}
-    return about | asdict(one.summary)
+def _summary(one: Found) -> JobRolloutSummary:
+    return JobRolloutSummary(id=one.id, file=one.name, **asdict(one.summary))
 
 
-def _whole(job_id: str, whole: WholeRollout) -> dict[str, Any]:
+def _whole(job_id: str, whole: WholeRollout) -> JobRollout:
     one, request, rollout = whole
-    return {
-        "id": one.id,
-        "object": "fine_tuning.job.rollout",
-        "fine_tuning_job_id": job_id,
-        "file": one.name,
-        "request": request,
-        "rollout": rollout,
-    }
+    return JobRollout(id=one.id, fine_tuning_job_id=job_id, file=one.name, request=request, rollout=rollout)
 
 
 @contextmanager
@@ -269,6 +230,4 @@ def _errors(job_id: str, missing: str = "after") -> Iterator[None]:
     except UnknownValue as error:
         raise ApiError(400, error.message, param=error.field, code="invalid_value") from None
     except NotIndexed as error:
-        headers = {"Retry-After": "5"}
-        message = f"Not ready: {error.message}. Try again in some seconds."
-        raise ApiError(503, message, code="not_ready", type="server_error", headers=headers) from None
+        raise not_ready(error, 5) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path as Folder
+from pathlib import Path
 from typing import Annotated, Any, assert_never
 
 from fastapi import APIRouter, Header, Query, Request
@@ -16,12 +16,13 @@ from cluster.jobs.feed import Change, Feed, Position, StepMetrics
 from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import EventRecord, JobRecord
 from serve.http.auth import Reader
-from serve.http.errors import ApiError
-from serve.http.schemas.base import EVENT, Responses
+from serve.http.errors import ApiError, too_many
+from serve.http.schemas.base import EVENT, ResponseBody, Responses
+from serve.http.schemas.jobs import Job, JobEventBody
 from serve.http.shares import Shares
 from serve.http.sse import event_stream
-from serve.routes.fine_tuning import JobIdPath, event_object, job_errors, job_object
-from serve.routes.job_records import metrics_object
+from serve.routes.fine_tuning import JobIdPath, job_errors
+from serve.routes.job_records import step_metrics
 
 STREAM: Responses = {
     200: {
@@ -47,7 +48,7 @@ class Pace:
     max_streams_of_key: int = 16
 
 
-def make_router(store: JobStore, runs: Folder, organization: str = "local", pace: Pace | None = None) -> APIRouter:
+def make_router(store: JobStore, runs: Path, pace: Pace | None = None) -> APIRouter:
     """Returns the route of streams; `runs` holds the run folders by job."""
     pace = pace or Pace()
     router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
@@ -72,17 +73,17 @@ def make_router(store: JobStore, runs: Folder, organization: str = "local", pace
         place(1)
         sees_metrics = key.may("admin") or job.owner == key.id
         feed = Feed(store, runs if sees_metrics else None, job_id, Position.read(last_event_id or after))
-        return event_stream(_events(feed, job_id, organization, pace), named=True, resumable=True)
+        return event_stream(_events(feed, job_id, pace), named=True, resumable=True)
 
     return router
 
 
-async def _events(feed: Feed, job_id: str, organization: str, pace: Pace) -> AsyncIterator[dict[str, Any]]:
+async def _events(feed: Feed, job_id: str, pace: Pace) -> AsyncIterator[dict[str, Any]]:
     quiet = 0
 
     def news() -> list[dict[str, Any]]:
         with job_errors(job_id):
-            return [_wire(change, job_id, organization) | {"id": str(feed.position)} for change in feed.changes()]
+            return [_wire(change, job_id) | {"id": str(feed.position)} for change in feed.changes()]
 
     for look in range(pace.looks):
         if look:
@@ -95,18 +96,21 @@ async def _events(feed: Feed, job_id: str, organization: str, pace: Pace) -> Asy
             yield {}
 
 
-def _wire(change: Change, job_id: str, organization: str) -> dict[str, Any]:
+def _wire(change: Change, job_id: str) -> dict[str, Any]:
+    name: str
+    found: ResponseBody
     match change:
         case StepMetrics(step=step, values=values):
-            return {"type": "metrics", "metrics": metrics_object(job_id, step, values)}
+            name, found = "metrics", step_metrics(job_id, step, values)
         case EventRecord():
-            return {"type": "event", "event": event_object(change)}
+            name, found = "event", JobEventBody.model_validate(change)
         case JobRecord():
-            return {"type": "job", "job": job_object(change, organization)}
-    assert_never(change)
+            name, found = "job", Job.model_validate(change)
+        case _:
+            assert_never(change)
+    return {"type": name, name: found.model_dump()}
 
 
 def _too_many() -> ApiError:
     message = "Too many streams are open, of this API key or in all: close some, or list what is new now and then."
-    headers = {"Retry-After": "30"}
-    return ApiError(429, message, code="too_many_in_progress", type="rate_limit_error", headers=headers)
+    return too_many(message, "too_many_in_progress", 30)

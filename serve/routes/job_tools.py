@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter
 
 from actors.endpoints.signing import signer_of
 from actors.tools.dispatcher import Dispatcher
@@ -13,10 +12,9 @@ from cluster.jobs.service import JobService
 from cluster.stores.keys import ApiKey
 from serve.http.auth import Writer, check_may_change
 from serve.http.errors import ApiError, of_user_error
-from serve.http.schemas.base import answers
 from serve.http.schemas.graders import ToolOutput
 from serve.http.trials import Trials
-from serve.routes.fine_tuning import job_errors
+from serve.routes.fine_tuning import JobIdPath, job_errors
 from serve.routes.graders import ToolCallBody, call_once
 from trainer.errors import UserError
 from trainer.spec.job import Reinforcement
@@ -25,8 +23,8 @@ from trainer.spec.job import Reinforcement
 def make_router(service: JobService, trials: Trials) -> APIRouter:
     router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
 
-    @router.post("/{job_id}/tool/run", response_model=None, responses=answers(ToolOutput))
-    async def run_tool(job_id: Annotated[str, Path(max_length=100)], body: ToolCallBody, key: Writer) -> dict[str, Any]:
+    @router.post("/{job_id}/tool/run")
+    async def run_tool(job_id: JobIdPath, body: ToolCallBody, key: Writer) -> ToolOutput:
         """Call one of the job's tools once, as a rollout would, and return what the model would see.
 
         The call ends after ten minutes, even if the tool's `timeout_s` is longer.

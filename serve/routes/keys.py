@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
 from pydantic import Field
 
-from cluster.stores.keys import MAX_NAME_CHARS, ApiKey, KeyStore, Scope
+from cluster.stores.keys import MAX_NAME_CHARS, KeyStore, Scope
 from serve.http.audit import made
 from serve.http.auth import Admin
 from serve.http.errors import not_found
-from serve.http.schemas.base import answers
 from serve.http.schemas.keys import ApiKeyBody, ApiKeyList, NewApiKey
 from serve.routes.graders import StrictBody
 from trainer.errors import UserError
@@ -35,39 +35,25 @@ def make_router(keys: KeyStore) -> APIRouter:
     """Returns the routes: plain functions, so that they run in threads, where database calls may block."""
     router = APIRouter(prefix="/api_keys", tags=["keys"])
 
-    @router.get("", response_model=None, responses=answers(ApiKeyList))
-    def list_keys(key: Admin) -> dict[str, Any]:
+    @router.get("")
+    def list_keys(key: Admin) -> ApiKeyList:
         """List all keys with revoked and expired ones, oldest first: not a part of OpenAI's API."""
-        return {"object": "list", "data": [key_object(found, key) for found in keys.list()]}
+        return ApiKeyList(data=[ApiKeyBody(**asdict(found), is_own=found.id == key.id) for found in keys.list()])
 
-    @router.post("", response_model=None, responses=answers(NewApiKey))
-    def create(request: Request, body: KeyRequest, key: Admin) -> dict[str, Any]:
+    @router.post("")
+    def create(request: Request, body: KeyRequest, key: Admin) -> NewApiKey:
         """Create a key; the response is the only one that has it."""
         new, token = keys.create(body.name, body.scopes, body.requests_per_minute, body.expires_after_s)
         made(request, new.id)
-        return key_object(new, key) | {"key": token}
+        return NewApiKey(**asdict(new), is_own=False, key=token)
 
-    @router.delete("/{key_id}", response_model=None, responses=answers(ApiKeyBody))
-    def revoke(key_id: Annotated[str, Path(max_length=100)], key: Admin) -> dict[str, Any]:
+    @router.delete("/{key_id}")
+    def revoke(key_id: Annotated[str, Path(max_length=100)], key: Admin) -> ApiKeyBody:
         """Revoke a key: within a second, requests with it are refused."""
         try:
-            return key_object(keys.revoke(key_id), key)
+            revoked = keys.revoke(key_id)
         except UserError:
             raise not_found("API key", key_id, "key_id") from None
+        return ApiKeyBody(**asdict(revoked), is_own=revoked.id == key.id)
 
     return router
-
-
-def key_object(found: ApiKey, own: ApiKey) -> dict[str, Any]:
-    """Returns a key in the wire form, without its secret; `own` is the request's."""
-    return {
-        "id": found.id,
-        "object": "api_key",
-        "name": found.name,
-        "scopes": list(found.scopes),
-        "created_at": found.created_at,
-        "expires_at": found.expires_at,
-        "revoked_at": found.revoked_at,
-        "requests_per_minute": found.requests_per_minute,
-        "is_own": found.id == own.id,
-    }

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter
 
-from cluster.stores.model_registry import ModelRecord, ModelRegistry, ProtectedModel, UnknownModel
+from cluster.stores.model_registry import ModelRegistry, ProtectedModel, UnknownModel
 from serve.http.auth import Reader, Writer, check_may_change
 from serve.http.errors import ApiError
-from serve.http.schemas.base import answers
 from serve.http.schemas.models import DeletedModel, ModelBody, ModelList
 
 
 def make_router(registry: ModelRegistry) -> APIRouter:
     router = APIRouter(tags=["models"])
 
-    @router.get("/models", response_model=None, responses=answers(ModelList))
-    def list_models(key: Reader) -> dict[str, Any]:
+    @router.get("/models")
+    def list_models(key: Reader) -> ModelList:
         """List all models; like OpenAI's, this list is not paginated."""
-        return {"object": "list", "data": [_wire(record) for record in registry.list()]}
+        return ModelList(data=[ModelBody.model_validate(record) for record in registry.list()])
 
-    @router.get("/models/{model_id:path}", response_model=None, responses=answers(ModelBody))
-    def get_model(model_id: str, key: Reader) -> dict[str, Any]:
+    @router.get("/models/{model_id:path}")
+    def get_model(model_id: str, key: Reader) -> ModelBody:
         """Return one model."""
         try:
-            return _wire(registry.resolve(model_id))
+            return ModelBody.model_validate(registry.resolve(model_id))
         except UnknownModel as error:
             raise _unknown(error) from None
 
-    @router.delete("/models/{model_id:path}", response_model=None, responses=answers(DeletedModel))
-    def delete_model(model_id: str, key: Writer) -> dict[str, Any]:
+    @router.delete("/models/{model_id:path}")
+    def delete_model(model_id: str, key: Writer) -> DeletedModel:
         """Delete a tuned model or a checkpoint: with the scope `write` one of a job that the same key made."""
         try:
             check_may_change(key, registry.resolve(model_id).owner, "model")
@@ -39,14 +36,10 @@ def make_router(registry: ModelRegistry) -> APIRouter:
             raise _unknown(error) from None
         except ProtectedModel as error:
             raise ApiError(403, error.message, param="model", code="model_not_deletable") from None
-        return {"id": model_id, "object": "model", "deleted": True}
+        return DeletedModel(id=model_id)
 
     return router
 
 
 def _unknown(error: UnknownModel) -> ApiError:
     return ApiError(404, error.message, param="model", code="model_not_found")
-
-
-def _wire(record: ModelRecord) -> dict[str, Any]:
-    return {"id": record.id, "object": "model", "created": record.created_at, "owned_by": record.owned_by}

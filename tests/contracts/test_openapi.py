@@ -41,8 +41,8 @@ from trainer.errors import Problem
 from trainer.events import StepDone
 from trainer.spec.operator.config import Operator, ServerLimits
 
-EXAMPLES = 12
-"""Requests per operation, few enough that all operations take less than half a minute."""
+EXAMPLES = 6
+"""Requests per operation. The first one is valid and for existing objects, so few are enough to find a success."""
 AUTHORIZATION = {"Authorization": f"Bearer {TOKEN}"}
 ALL = list(HealthCheck)
 UNREACHABLE = {"POST /v1/embeddings", "POST /v1/fine_tuning/alpha/tool/run"}
@@ -131,7 +131,7 @@ def fuzz(server: FullServer, operation: Any) -> bool:
     def requests(data: Any) -> None:
         mode = data.draw(st.sampled_from([GenerationMode.POSITIVE, GenerationMode.NEGATIVE]))
         case = data.draw(operation.as_strategy(generation_mode=mode))
-        if data.draw(st.booleans()):
+        if data.draw(st.sampled_from([True, False])):  # the first example draws the first one
             case = with_known(case, ids)
         response = case.call(headers=AUTHORIZATION)
         statuses.add(response.status_code)

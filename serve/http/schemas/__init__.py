@@ -1,4 +1,4 @@
-"""The schemas of all responses, for the OpenAPI page, by subject: every key of every response and no others.
+"""The models of all responses, by subject: routes return them, and the OpenAPI page describes them.
 
-The responses themselves are built elsewhere, as plain values; a contract test checks those of the whole API.
+A model is validated from a record of the layers below by its attributes; an alias is the record's name of a value.
 """

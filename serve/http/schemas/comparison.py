@@ -10,11 +10,11 @@ from serve.http.schemas.base import ResponseBody
 class JobEvaluation(ResponseBody):
     """Rollouts of a whole file with one version of the model: an extension of OpenAI's API."""
 
-    id: str
-    """Its name in the job, such as test-before or validation-000005."""
-    object: Literal["fine_tuning.job.evaluation"]
+    object: Literal["fine_tuning.job.evaluation"] = "fine_tuning.job.evaluation"
     fine_tuning_job_id: str
     """Id of its job."""
+    id: str
+    """Its name in the job, such as test-before or validation-000005."""
     file: Literal["test_file", "validation_file", "training_file"]
     """Which file was graded."""
     num_rows: int | None
@@ -28,7 +28,7 @@ class JobEvaluation(ResponseBody):
 
 
 class EvaluationList(ResponseBody):
-    object: Literal["list"]
+    object: Literal["list"] = "list"
     data: list[JobEvaluation]
     """Those of the test file first, the oldest first."""
 
@@ -42,6 +42,10 @@ class ComparedSide(ResponseBody):
     """Id of the job."""
     name: str
     """The evaluation."""
+    rows_of_this_side_only: list[str]
+    """Ids of rows that another side does not have."""
+    rows_not_graded: list[str]
+    """Ids of rows that this side has not graded."""
     num_rollouts: int
     """Rollouts of the compared rows."""
     means: dict[str, float | None]
@@ -53,10 +57,6 @@ class ComparedSide(ResponseBody):
     """Calls per rollout that it had made before."""
     tools: dict[str, dict[str, float]]
     """Calls per rollout by tool, and shares of failed, repeated, first and last ones."""
-    rows_of_this_side_only: list[str]
-    """Ids of rows that another side does not have."""
-    rows_not_graded: list[str]
-    """Ids of rows that this side has not graded."""
 
 
 class ComparedRowSide(ResponseBody):
@@ -77,16 +77,16 @@ class ComparedRowSide(ResponseBody):
 class ComparedRow(ResponseBody):
     row_id: str
     """Id of the row."""
-    question: str
-    """The beginning of the last message of its prompt."""
     sides: list[ComparedRowSide]
     """The row at each side, in their order."""
+    question: str
+    """The beginning of the last message of its prompt."""
 
 
 class ComparisonBody(ResponseBody):
     """Evaluations row by row with the first: an extension of OpenAI's API."""
 
-    object: Literal["fine_tuning.comparison"]
+    object: Literal["fine_tuning.comparison"] = "fine_tuning.comparison"
     sides: list[ComparedSide]
     """In the order of the request."""
     changes: list[dict[str, Any]]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from serve.http.schemas.base import ResponseBody
+from pydantic import Field
+
+from serve.http.schemas.base import ListEntry, ResponseBody
 
 
-class FileObject(ResponseBody):
+class FileObject(ListEntry):
     id: str
     """`file-...`."""
-    object: Literal["file"]
-    bytes: int
+    object: Literal["file"] = "file"
+    bytes: int = Field(validation_alias="num_bytes")
     """Size of the file."""
     created_at: int
     """Unix time in seconds."""
@@ -21,13 +23,13 @@ class FileObject(ResponseBody):
     """The name that it was uploaded with."""
     purpose: str
     """What it was uploaded for; `fine-tune-results` for result files of jobs."""
-    status: Literal["processed"]
+    status: Literal["processed"] = "processed"
     """Files are checked when a job reads them, so every stored file is processed."""
-    status_details: str | None
+    status_details: str | None = None
     """Always null."""
 
 
 class DeletedFile(ResponseBody):
     id: str
-    object: Literal["file"]
-    deleted: bool
+    object: Literal["file"] = "file"
+    deleted: bool = True

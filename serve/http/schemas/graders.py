@@ -28,16 +28,16 @@ class GraderErrors(ResponseBody):
     """A failure that none of the other keys names."""
     python_grader_server_error: bool
     """The sandbox failed: its worker was lost, or the grade took too long."""
-    python_grader_server_error_type: str | None
     python_grader_runtime_error: bool
     """The code of a python grader raised, or returned no finite number."""
-    python_grader_runtime_error_details: str | None
     model_grader_server_error: bool
     """The judge's endpoint failed."""
     model_grader_refusal_error: bool
     """The judge refused to grade."""
     model_grader_parse_error: bool
     """The judge's answers did not have the requested form."""
+    python_grader_server_error_type: str | None
+    python_grader_runtime_error_details: str | None
     model_grader_server_error_details: str | None
 
 
@@ -72,7 +72,7 @@ class GraderRun(ResponseBody):
 class ToolOutput(ResponseBody):
     """The result of a tool call as a model would see it."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output"] = "function_call_output"
     id: str
     """The request's `id`, or a new one."""
     call_id: str

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import ConfigDict
+
 from serve.http.schemas.base import ResponseBody
 
 
-class AnswerFunction(ResponseBody):
+class ModelOutput(ResponseBody):
+    """A part of a model's answer. Its routes leave out unset fields, so a field with a default may be missing."""
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=False)
+
+
+class AnswerFunction(ModelOutput):
     name: str
     arguments: str
     """A JSON object as text, written by the model: it may be invalid."""
 
 
-class AnswerCall(ResponseBody):
+class AnswerCall(ModelOutput):
     id: str
     type: Literal["function"]
     function: AnswerFunction
 
 
-class AnswerMessage(ResponseBody):
+class AnswerMessage(ModelOutput):
     """The answer of a model: text, calls or both."""
 
     role: Literal["assistant"]
@@ -32,7 +40,7 @@ class AnswerMessage(ResponseBody):
     tool_calls: list[AnswerCall] | None = None
 
 
-class Choice(ResponseBody):
+class Choice(ModelOutput):
     index: int
     message: AnswerMessage
     logprobs: dict[str, Any] | None
@@ -41,17 +49,17 @@ class Choice(ResponseBody):
     of `tool_calls`."""
 
 
-class CachedTokens(ResponseBody):
+class CachedTokens(ModelOutput):
     cached_tokens: int
     """Tokens of the prompt that the engine had computed before."""
 
 
-class ReasoningTokens(ResponseBody):
+class ReasoningTokens(ModelOutput):
     reasoning_tokens: int
     """Those of `completion_tokens` or `output_tokens` that are thoughts."""
 
 
-class Usage(ResponseBody):
+class Usage(ModelOutput):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -59,7 +67,7 @@ class Usage(ResponseBody):
     completion_tokens_details: ReasoningTokens
 
 
-class BestOf(ResponseBody):
+class BestOf(ModelOutput):
     """How the answer was chosen."""
 
     scores: list[float | None]
@@ -68,7 +76,7 @@ class BestOf(ResponseBody):
     """Index in `scores` of the sample that is returned."""
 
 
-class ChatCompletionBody(ResponseBody):
+class ChatCompletionBody(ModelOutput):
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -82,13 +90,13 @@ class ChatCompletionBody(ResponseBody):
     """Present if the request has a `grader`."""
 
 
-class InputDetails(ResponseBody):
+class InputDetails(ModelOutput):
     cached_tokens: int
     """Tokens of the input that the engine had computed before."""
     cache_write_tokens: int
 
 
-class ResponseUsage(ResponseBody):
+class ResponseUsage(ModelOutput):
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int
@@ -96,24 +104,24 @@ class ResponseUsage(ResponseBody):
     total_tokens: int
 
 
-class OutputText(ResponseBody):
+class OutputText(ModelOutput):
     type: Literal["output_text"]
     text: str
     annotations: list[Any]
     logprobs: list[Any]
 
 
-class OutputMessage(ResponseBody):
-    type: Literal["message"]
+class OutputMessage(ModelOutput):
     id: str
+    type: Literal["message"]
     role: Literal["assistant"]
     status: Literal["completed", "incomplete"]
     content: list[OutputText]
 
 
-class OutputCall(ResponseBody):
-    type: Literal["function_call"]
+class OutputCall(ModelOutput):
     id: str
+    type: Literal["function_call"]
     status: Literal["completed", "incomplete"]
     call_id: str
     """To be repeated in the `function_call_output` with the result."""
@@ -122,30 +130,28 @@ class OutputCall(ResponseBody):
     """A JSON object as text, written by the model: it may be invalid."""
 
 
-class OutputReasoning(ResponseBody):
+class OutputReasoning(ModelOutput):
     """The thoughts before an answer."""
 
-    type: Literal["reasoning"]
     id: str
+    type: Literal["reasoning"]
     summary: list[Any]
     """Always empty."""
     encrypted_content: str | None = None
     """The thoughts, sealed for this server; present if `include` asked for it. Send the item back in the next turn."""
 
 
-class IncompleteDetails(ResponseBody):
+class IncompleteDetails(ModelOutput):
     reason: Literal["max_output_tokens"]
 
 
-class Response(ResponseBody):
+class Response(ModelOutput):
     """The output, and the settings of the request."""
 
     id: str
     object: Literal["response"]
     created_at: int
     """Unix time in seconds."""
-    completed_at: int | None
-    """Unix time in seconds; null if the response is incomplete."""
     status: Literal["completed", "incomplete"]
     """incomplete: a limit of tokens was reached."""
     background: Literal[False]
@@ -171,3 +177,5 @@ class Response(ResponseBody):
     truncation: Literal["disabled"]
     usage: ResponseUsage
     user: None
+    completed_at: int | None
+    """Unix time in seconds; null if the response is incomplete."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
 
 from cluster.stores.job_states import JobStatus
-from serve.http.schemas.base import ResponseBody
+from serve.http.schemas.base import ListEntry, ResponseBody, UnixTime
 
 
 class JobFailure(ResponseBody):
@@ -36,23 +38,23 @@ class JobProgress(ResponseBody):
     """validation: the file before the first step; train: the first step's rollouts; null: there is no baseline yet."""
 
 
-class Job(ResponseBody):
+class Job(ListEntry):
     """A fine-tuning job."""
 
     id: str
     """`ftjob-...`."""
-    object: Literal["fine_tuning.job"]
-    created_at: int
+    object: Literal["fine_tuning.job"] = "fine_tuning.job"
+    created_at: UnixTime
     """Unix time in seconds."""
-    finished_at: int | None
+    finished_at: UnixTime | None
     """Unix time in seconds at which the job succeeded, failed or was cancelled; null before."""
-    estimated_finish: int | None
+    estimated_finish: UnixTime | None
     """Unix time in seconds; null unless the job is running and has done enough steps for an estimate."""
     model: str
     """Id of the start model, as in the request."""
     fine_tuned_model: str | None
     """Id of the tuned model, for chat and responses; null until the job has succeeded."""
-    organization_id: str
+    organization_id: str = "local"
     """`local`: a server has one organization."""
     status: JobStatus
     """`validating_files`, then `queued`, `running`, and at last `succeeded`, `failed` or `cancelled`; or `paused`."""
@@ -78,11 +80,11 @@ class Job(ResponseBody):
     """Seed of the order of rows and of sampling: the request's, or a random one."""
     suffix: str | None
     """Part of the tuned model's name."""
-    metadata: dict[str, str] | None
+    metadata: dict[str, str] | None = Field(validation_alias="labels")
     """The pairs of the request."""
-    integrations: list[dict[str, Any]]
+    integrations: Annotated[list[dict[str, Any]], BeforeValidator(lambda trackers: trackers or [])]
     """The trackers of the request."""
-    progress: JobProgress | None
+    progress: JobProgress | None = None
     """If the request says `include=progress`; null before the job has measured anything."""
 
 
@@ -106,20 +108,20 @@ class JobProblem(ResponseBody):
 class JobCheck(ResponseBody):
     """What is wrong with a request for a job: an extension of OpenAI's API."""
 
-    object: Literal["fine_tuning.job.check"]
+    object: Literal["fine_tuning.job.check"] = "fine_tuning.job.check"
     valid: bool
     """Whether nothing was found. The created job's tools and grader are called before it runs; here they are not."""
     problems: list[JobProblem]
     """All mistakes: of the form, or if it is right, of the files, model, tools and graders."""
 
 
-class JobEventBody(ResponseBody):
+class JobEventBody(ListEntry):
     """What happened in a job."""
 
     id: str
     """`ftevent-...`."""
-    object: Literal["fine_tuning.job.event"]
-    created_at: int
+    object: Literal["fine_tuning.job.event"] = "fine_tuning.job.event"
+    created_at: UnixTime
     """Unix time in seconds."""
     level: Literal["info", "warn", "error"]
     """How serious it is."""
@@ -138,7 +140,7 @@ class JobOutput(ResponseBody):
     """Which process it was."""
     attempt: int
     """The number of the driver, from 1; 0 for the validation."""
-    written_at: int
+    written_at: UnixTime = Field(validation_alias="at")
     """When it last wrote, as Unix time in seconds."""
     text: str
     """The end of its output, without secrets."""
@@ -147,7 +149,7 @@ class JobOutput(ResponseBody):
 class JobLog(ResponseBody):
     """What only admins see of a job: an extension of OpenAI's API."""
 
-    object: Literal["fine_tuning.job.log"]
+    object: Literal["fine_tuning.job.log"] = "fine_tuning.job.log"
     job_id: str
     """Id of the job."""
     error: str | None
@@ -156,19 +158,19 @@ class JobLog(ResponseBody):
     """Its processes, oldest first. Outputs are kept for 30 days, those of the last ten drivers."""
 
 
-class Checkpoint(ResponseBody):
+class Checkpoint(ListEntry):
     """A saved state of a job's model."""
 
     id: str
     """`ftckpt-...`."""
-    object: Literal["fine_tuning.job.checkpoint"]
-    created_at: int
+    object: Literal["fine_tuning.job.checkpoint"] = "fine_tuning.job.checkpoint"
+    created_at: UnixTime
     """Unix time in seconds."""
-    fine_tuned_model_checkpoint: str
+    fine_tuned_model_checkpoint: str = Field(validation_alias="model")
     """Id under which the checkpoint is served as a model."""
-    fine_tuning_job_id: str
+    fine_tuning_job_id: str = Field(validation_alias="job_id")
     """Id of its job."""
-    step_number: int
+    step_number: int = Field(validation_alias="step")
     """The training step after which it was saved."""
     metrics: dict[str, float]
     """Metrics of that step and of the validation after it."""

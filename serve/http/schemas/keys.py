@@ -13,7 +13,7 @@ class ApiKeyBody(ResponseBody):
 
     id: str
     """The part of the key that is not secret."""
-    object: Literal["api_key"]
+    object: Literal["api_key"] = "api_key"
     name: str
     """Who or what it is for."""
     scopes: list[Scope]
@@ -36,7 +36,7 @@ class NewApiKey(ApiKeyBody):
 
 
 class ApiKeyList(ResponseBody):
-    object: Literal["list"]
+    object: Literal["list"] = "list"
     data: list[ApiKeyBody]
     """All keys, oldest first."""
 
@@ -51,7 +51,7 @@ class SessionKey(ResponseBody):
 class ConsoleSession(ResponseBody):
     """What a browser's session may do."""
 
-    object: Literal["console.session"]
+    object: Literal["console.session"] = "console.session"
     key: SessionKey
     """The API key that opened the session, and with which it ends."""
     read_only: bool
@@ -59,5 +59,5 @@ class ConsoleSession(ResponseBody):
 
 
 class DeletedSession(ResponseBody):
-    object: Literal["console.session"]
-    deleted: Literal[True]
+    object: Literal["console.session"] = "console.session"
+    deleted: Literal[True] = True

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from cluster.stores.job_states import JobStatus
 from serve.http.schemas.base import ResponseBody
 
@@ -69,13 +71,13 @@ class EndpointNow(ResponseBody):
 class JobNow(ResponseBody):
     """What the processes of a job do at this moment: an extension of OpenAI's API."""
 
-    object: Literal["fine_tuning.job.now"]
+    object: Literal["fine_tuning.job.now"] = "fine_tuning.job.now"
     fine_tuning_job_id: str
     """Id of its job."""
     status: JobStatus
     """The job's."""
     age_s: float | None
     """How old the rest is; null: the job has no processes, and all lists are empty."""
-    engines: list[EngineNow]
-    actors: list[ActorNow]
-    endpoints: list[EndpointNow]
+    engines: list[EngineNow] = Field(default=[])
+    actors: list[ActorNow] = Field(default=[])
+    endpoints: list[EndpointNow] = Field(default=[])

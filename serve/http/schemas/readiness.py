@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import AliasPath, Field
+
 from cluster.stores.job_states import JobStatus
-from serve.http.schemas.base import ResponseBody
+from serve.http.schemas.base import ListEntry, ResponseBody, UnixTime
 from serve.http.schemas.jobs import JobFailure
 from trainer.problem_codes.readiness import Verdict
 
@@ -23,15 +25,15 @@ class ReadinessReason(ResponseBody):
     """What to do about it."""
 
 
-class ReadinessBody(ResponseBody):
+class ReadinessBody(ListEntry):
     """Whether a job is worth training: a look at it before the first step."""
 
     id: str
     """`ftready-...`."""
-    object: Literal["fine_tuning.readiness"]
-    created_at: int
+    object: Literal["fine_tuning.readiness"] = "fine_tuning.readiness"
+    created_at: UnixTime
     """Unix time in seconds."""
-    finished_at: int | None
+    finished_at: UnixTime | None
     """Unix time in seconds at which it succeeded, failed or was cancelled; null before."""
     model: str
     """Id of the start model, as in the request."""
@@ -51,15 +53,15 @@ class ReadinessBody(ResponseBody):
     """Seed of sampling: the request's, or a random one."""
     suffix: str | None
     """The text of the request, or null."""
-    metadata: dict[str, str] | None
+    metadata: dict[str, str] | None = Field(validation_alias="labels")
     """The pairs of the request."""
-    samples: int
+    samples: int = Field(validation_alias=AliasPath("look", "samples"))
     """Draws of each row."""
-    target_latency_s: float | None
+    target_latency_s: float | None = Field(validation_alias=AliasPath("look", "target_s"))
     """Wanted model and tool time of a rollout in seconds, or null."""
-    verdict: Verdict | None
+    verdict: Verdict | None = Field(default=None, validation_alias=AliasPath("findings", "verdict"))
     """`train`, `fix_first` or `warm_start`; null until it has succeeded."""
-    reasons: list[ReadinessReason]
+    reasons: list[ReadinessReason] = Field(default=[], validation_alias=AliasPath("findings", "reasons"))
     """Why: the reasons that decide, then notes."""
     findings: dict[str, Any] | None
     """All that was found, without the rows; null until it has succeeded."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from cluster.records.wanted import Ended
-from serve.http.schemas.base import ResponseBody
+from serve.http.schemas.base import ListEntry, ResponseBody
 
 
-class JobRollout(ResponseBody):
+class JobRollout(ListEntry):
     """One rollout of a job: an extension of OpenAI's API."""
 
     id: str
     """Its place in the files of the run, such as `step-000012.57`, for `after`."""
-    object: Literal["fine_tuning.job.rollout"]
+    object: Literal["fine_tuning.job.rollout"] = "fine_tuning.job.rollout"
     fine_tuning_job_id: str
     """Id of its job."""
     file: str
@@ -25,12 +27,12 @@ class JobRollout(ResponseBody):
     `discarded`: the reason. A rollout on its own has `num_tokens` of its segments; `.../tokens` has their tokens."""
 
 
-class JobRolloutSummary(ResponseBody):
+class JobRolloutSummary(ListEntry):
     """A rollout in a list with `view=summary`: an extension of OpenAI's API."""
 
     id: str
     """Its place in the files of the run, such as `step-000012.57`, for `after` and for its own route."""
-    object: Literal["fine_tuning.job.rollout.summary"]
+    object: Literal["fine_tuning.job.rollout.summary"] = "fine_tuning.job.rollout.summary"
     file: str
     """The rollout file that it is in, such as step-000012, validation-000005 or test-after."""
     step: int | None
@@ -71,7 +73,7 @@ class RolloutToken(ResponseBody):
 class RolloutTokens(ResponseBody):
     """Tokens of a segment of a rollout, as the engine saw them: an extension of OpenAI's API."""
 
-    object: Literal["fine_tuning.job.rollout.tokens"]
+    object: Literal["fine_tuning.job.rollout.tokens"] = "fine_tuning.job.rollout.tokens"
     rollout_id: str
     segment: int
     start: int
@@ -81,20 +83,20 @@ class RolloutTokens(ResponseBody):
     tokens: list[RolloutToken]
 
 
-class JobRowRewards(ResponseBody):
+class JobRowRewards(ListEntry):
     """How the rewards of a row's rollouts are distributed: an extension of OpenAI's API."""
 
-    id: str
+    id: str = Field(validation_alias="row_id")
     """The row: its line and a digest of it."""
-    object: Literal["fine_tuning.job.row_rewards"]
+    object: Literal["fine_tuning.job.row_rewards"] = "fine_tuning.job.row_rewards"
     num_rollouts: int
     """Those with a reward."""
-    num_discarded: int
+    num_discarded: int = Field(validation_alias="num_lost")
     """Those without."""
     mean: float | None
     """Mean, least and greatest reward; null if all rollouts were discarded."""
-    min: float | None
-    max: float | None
+    min: float | None = Field(validation_alias="low")
+    max: float | None = Field(validation_alias="high")
     bins: list[int]
     """Rollouts in each tenth of `range`."""
     range: tuple[float, float]
@@ -111,7 +113,7 @@ class IndexedFile(ResponseBody):
 class RolloutFilters(ResponseBody):
     """What the rollouts of a job can be filtered by: an extension of OpenAI's API."""
 
-    object: Literal["fine_tuning.job.rollout_filters"]
+    object: Literal["fine_tuning.job.rollout_filters"] = "fine_tuning.job.rollout_filters"
     files: list[IndexedFile]
     """The rollout files, oldest first."""
     tools: list[str]
@@ -120,12 +122,12 @@ class RolloutFilters(ResponseBody):
     """Errors of calls, and reasons why rollouts were discarded."""
 
 
-class JobMetrics(ResponseBody):
+class JobMetrics(ListEntry):
     """The metrics of one step: an extension of OpenAI's API."""
 
     id: str
     """`step-...`, for `after`."""
-    object: Literal["fine_tuning.job.metrics"]
+    object: Literal["fine_tuning.job.metrics"] = "fine_tuning.job.metrics"
     fine_tuning_job_id: str
     """Id of its job."""
     step_number: int
@@ -137,10 +139,10 @@ class JobMetrics(ResponseBody):
 class JobSettings(ResponseBody):
     """What a job runs with: an extension of OpenAI's API."""
 
-    object: Literal["fine_tuning.job.settings"]
+    object: Literal["fine_tuning.job.settings"] = "fine_tuning.job.settings"
     fine_tuning_job_id: str
     """Id of the job."""
-    job: dict[str, Any] | None
+    job: dict[str, Any] | None = None
     """The job with all defaults filled in, without secrets; null before it has begun."""
-    plan: dict[str, Any] | None
+    plan: dict[str, Any] | None = None
     """What was derived from it and its files, such as the number of steps; null before it has begun."""

@@ -19,7 +19,8 @@ from actors.runtime.recorder import Recorder
 from cluster.stores.keys import ApiKey
 from serve.http.auth import Admin, RateLimit, Reader, Writer
 from serve.http.errors import ApiError, internal_error
-from serve.http.pages import PageQuery, page, page_query
+from serve.http.pages import PageQuery, page_query
+from serve.http.schemas.base import ListEntry, Page
 from serve.http.sse import event_stream
 from tests.support.api import TOKEN, client_of
 from trainer.errors import InvalidJob, Problem
@@ -37,9 +38,11 @@ def router() -> APIRouter:
     routes = APIRouter(tags=["things"])
 
     @routes.get("/things")
-    async def things(key: Reader, query: Things) -> dict[str, Any]:
+    async def things(key: Reader, query: Things) -> Page[ListEntry]:
         start = int(query.after or 0)
-        return page([{"id": str(start + i + 1)} for i in range(query.limit)], has_more=True)
+        return Page[ListEntry].from_entries(
+            [ListEntry(id=str(start + i + 1)) for i in range(query.limit)], has_more=True
+        )
 
     @routes.post("/things")
     async def make(key: Writer, body: Body) -> Body:
