@@ -250,15 +250,13 @@ class Cluster:
         finally:
             _command(self.means.join.format(node=name))
 
-    @contextmanager
-    def api_server_away(self, for_s: float) -> Iterator[None]:
-        """Let the API server not answer for a while before the block."""
+    def take_api_server_away(self, for_s: float) -> None:
+        """Let the API server not answer for a while."""
         _command(self.means.stop_api)
         try:
             time.sleep(for_s)
         finally:
             _command(self.means.start_api)
-        yield
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
