@@ -23,6 +23,7 @@ from typing import Any, Literal
 from cluster.records.index_tables import FORMAT, INSERT, SELECTED, TABLES, Found, found_in, rows_in, rows_of
 from cluster.records.text_search import TextSearch
 from cluster.records.wanted import Wanted, text
+from trainer.data.ownership import files_of
 from trainer.data.rollout_files import ROLLOUTS_SUFFIX, LineReader, Place, request_of
 from trainer.data.rollout_json import outcome_from_json
 from trainer.errors import UserError
@@ -69,10 +70,19 @@ class RolloutIndex:
     """The index of one run folder. Reading methods answer from the index as it is: call `catch_up` first."""
 
     def __init__(self, run: Path, busy_s: float = BUSY_S) -> None:
-        self._folder = run / "rollouts"
-        self._path = run / "rollouts.sqlite"
+        self._run = run
         self._busy_s = busy_s
         self._temporary: sqlite3.Connection | None = None
+
+    @property
+    def _folder(self) -> Path:
+        return files_of(self._run) / "rollouts"
+
+    @property
+    def _path(self) -> Path:
+        # Not the link to it: a reader that makes the index again would put a file in its place, and no later process
+        # could become the owner of the folder.
+        return files_of(self._run) / "rollouts.sqlite"
 
     def close(self) -> None:
         """Forget a temporary index; without one there is nothing to close."""

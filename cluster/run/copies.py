@@ -131,8 +131,7 @@ class Copies:
             try:
                 num_bytes = await asyncio.to_thread(self._store.put, self._run_folder, self._current)
             except CheckpointsTaken:
-                self._emit(CheckpointStoreTaken(step=step))
-                self._taken, self._due = True, None
+                self._end_taken(step)
                 break
             except RftError as error:
                 if self._due == self._current:
@@ -150,6 +149,14 @@ class Copies:
             try:
                 await asyncio.to_thread(prune)  # first: the store keeps what is kept here
                 await asyncio.to_thread(self._store.prune, self._run_folder)
+            except CheckpointsTaken:
+                self._end_taken(step)
+                break
             except (OSError, RftError) as error:
                 self._emit(CheckpointStoreFailed(step=step, action="remove", cause=str(error)))
         self._current = None
+
+    def _end_taken(self, step: int) -> None:
+        """Copy nothing more, since another process has claimed the checkpoints."""
+        self._emit(CheckpointStoreTaken(step=step))
+        self._taken, self._due = True, None

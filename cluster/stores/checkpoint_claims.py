@@ -59,12 +59,16 @@ class CheckpointClaims:
         while True:
             number = max(claims, default=NO_OWNER) + 1
             path, claim = self._path(run, number), _Claim(format=FORMAT, adopted=self.complete(run, claims))
-            if self._create(path, claim):
+            if not self._create(path, claim):
+                claims.append(number)  # another process was faster, or the list of files is old
+                continue
+            is_unconditional = self._create(path, claim)
+            # An earlier owner begins nothing from here on. What it did since the list was made has to be adopted, too.
+            if not is_unconditional and self.complete(run, claims) == claim.adopted:
                 break
-            claims.append(number)  # another process was faster, or the list of files is old
-        if self._create(path, claim):
             self._files.rm_file(path)
-            raise self._unconditional()
+            if is_unconditional:
+                raise self._unconditional()
         self._own[run] = number
 
     def own(self, run: str) -> int:

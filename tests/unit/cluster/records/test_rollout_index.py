@@ -3,15 +3,17 @@ import os
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cluster.records.rollout_index import RolloutIndex, UnknownRollout, UnknownValue
 from cluster.records.row_rewards import row_rewards, rows_after
-from cluster.records.run_folder import RunFolder
+from cluster.records.run_folder import NAMES, RunFolder
 from cluster.records.wanted import Wanted
 from tests.support.builders import group, group_request, rollout
+from trainer.data.ownership import claim
 from trainer.types import Discarded, Grade, Group, Rollout, ToolCall, ToolResult, Turn
 
 ROW = "INSERT INTO rollouts VALUES (?, ?, 0, 0, 0, 0, 0, 't', 'r', 0, 0.0, 0.0, 'answer', ?, '', 1, 1, 0.0, '')"
@@ -221,6 +223,21 @@ def test_several_readers_of_a_fresh_run_all_get_everything(run):
 def test_nothing_is_made_in_a_folder_that_is_no_run(tmp_path):
     index = RolloutIndex(tmp_path)
     assert index.catch_up() and index.files() == [] and os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("breaks", [Path.unlink, lambda path: path.write_bytes(b"no database" * 1000)])
+def test_an_index_that_is_lost_does_not_get_in_the_way_of_the_next_owner(tmp_path, breaks):
+    """A server opens the index before the run has an owner, and makes it again through its public name."""
+    reader = RunFolder(tmp_path)
+    with claim(tmp_path, NAMES) as owner:
+        writer = RunFolder(tmp_path, at=owner.at)
+        request = group_request(0, 2)
+        writer.groups("step-000001", [Group(request, (rollout(request, 0), rollout(request, 1)))])
+        writer.close()
+    breaks(tmp_path / "rollouts.sqlite")
+    assert reader.index.catch_up() and [file.num_rollouts for file in reader.index.files()] == [2]
+    with claim(tmp_path, NAMES) as successor:
+        assert [file.num_rollouts for file in RunFolder(tmp_path, at=successor.at).index.files()] == [2]
 
 
 def test_odd_numbers_and_texts_are_indexed(tmp_path):

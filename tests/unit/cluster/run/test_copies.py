@@ -155,6 +155,24 @@ async def test_no_credentials_are_in_events_and_clients_see_no_cause(tmp_path: P
     assert {"cause"} == CheckpointStoreFailed.PRIVATE
 
 
+class TakenAfterUpload(CheckpointStore):
+    """A store that another process claims before this one removes checkpoints."""
+
+    def prune(self, run_folder: Path) -> None:
+        CheckpointStore(URL).claim(run_folder)
+        super().prune(run_folder)
+
+
+async def test_a_store_that_is_claimed_between_upload_and_removal_is_no_failing_store(tmp_path: Path) -> None:
+    sink, run = FakeSink(), tmp_path / "run"
+    copies = Copies(TakenAfterUpload(URL), run, sink.emit)
+    for step in (1, 2):
+        await save(Checkpoints(run / "checkpoints", copies), step)
+        await copies.finish()
+    assert sink.of(CheckpointStoreTaken) == [CheckpointStoreTaken(step=1)]
+    assert not sink.of(CheckpointStoreFailed)
+
+
 async def test_process_whose_store_was_claimed_by_another_one_uploads_no_more_and_goes_on(tmp_path: Path) -> None:
     sink, run, store = FakeSink(), tmp_path / "run", CheckpointStore(URL)
     copies = Copies(store, run, sink.emit)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
@@ -69,6 +69,18 @@ class ReadWriteOnly(LocalFileSystem):
     def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         if "x" in mode:
             raise NotImplementedError("File mode not supported")
+        return super().open(path, mode, **options)
+
+
+class Meanwhile(LocalFileSystem):
+    """A slow store: once, before a claim is created, another process does `acts`."""
+
+    protocol = ("meanwhile",)
+    acts: ClassVar[list[Callable[[], object]]] = []
+
+    def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        while "x" in mode and self.acts:
+            self.acts.pop()()
         return super().open(path, mode, **options)
 
 
@@ -158,6 +170,28 @@ async def test_removal_that_goes_on_after_another_process_took_over_removes_none
         with pytest.raises(CheckpointsTaken):
             pruning.result()
     assert files_in(url) == before
+
+
+async def test_what_an_earlier_owner_does_while_a_claim_is_created_is_adopted(tmp_path: Path) -> None:
+    """It copies step 2 and removes step 1 after its successor has listed step 1."""
+    fsspec.register_implementation("meanwhile", Meanwhile, clobber=True)
+    here, there = new_run(tmp_path / "here" / "run"), tmp_path / "there" / "run"
+    first = CheckpointStore(f"file://{tmp_path / 'store'}")
+    second = CheckpointStore(f"meanwhile://{tmp_path / 'store'}")
+    first.put(here, await save(here, 1, 0.5))
+    copied = await save(here, 2, 1.0)
+
+    def copy_and_remove() -> None:
+        first.put(here, copied)
+        shutil.rmtree(here / "checkpoints" / "step-000001")
+        shutil.rmtree(tmp_path / "store" / "run" / "owner-000001" / "step-000001")
+
+    Meanwhile.acts.append(copy_and_remove)
+    second.claim(there)
+    assert Meanwhile.acts == []
+    assert second.fetch(there) == ["step-000002"]
+    claims = sorted(path.name for path in (tmp_path / "store" / "run").glob("*.json"))
+    assert claims == ["owner-000001.json", "owner-000002.json"]
 
 
 async def test_process_that_resumes_adopts_the_checkpoints_and_removes_them_later(url: str, tmp_path: Path) -> None:
