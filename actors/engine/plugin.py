@@ -23,6 +23,7 @@ PR_SET_PDEATHSIG = 1
 
 def register() -> None:
     """Register the shared-memory weight transport and, in vLLM's child processes, end with the parent."""
+    import torch
     from tqdm import tqdm
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
@@ -32,6 +33,10 @@ def register() -> None:
         # Only this signal ends a process that hangs; the thread below handles a parent that died before this line.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+        # Linux lets a process use a CPU's matrix tiles only after it has asked. vLLM's attention in bfloat16 does not ask:
+        # its process ends by an illegal instruction unless another library has asked before.
+        if torch.cpu._is_amx_tile_supported():
+            torch.cpu._init_amx()
         # By default tqdm creates a multiprocessing lock, whose file in /dev/shm a killed process cannot remove.
         tqdm.set_lock(threading.RLock())
         # Runs after the callbacks of modules loaded later. The callbacks of earlier modules and the interpreter's
