@@ -33,8 +33,8 @@ def register() -> None:
         # Only this signal ends a process that hangs; the thread below handles a parent that died before this line.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-        # Linux lets a process use a CPU's matrix tiles only after it has asked. vLLM's attention in bfloat16 does not ask:
-        # its process ends by an illegal instruction unless another library has asked before.
+        # Linux lets a process use a CPU's matrix tiles only after it has asked. vLLM's attention in bfloat16 does not
+        # ask: its process ends by an illegal instruction unless another library has asked before.
         if torch.cpu._is_amx_tile_supported():
             torch.cpu._init_amx()
         # By default tqdm creates a multiprocessing lock, whose file in /dev/shm a killed process cannot remove.
