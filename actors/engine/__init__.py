@@ -7,3 +7,5 @@ import logging
 
 # At its import on CPUs vLLM warns about Triton. It sets its own level once an engine starts.
 logging.getLogger("vllm").setLevel(logging.ERROR)
+# On CPUs there is no triton, which torch would report at each start.
+logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
