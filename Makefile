@@ -140,8 +140,8 @@ examples: setup $(SMOLLM2) $(ICD10) $(CHROMIUM)
 nightly: setup $(SMOLLM2) $(ICD10) $(PROMETHEUS) $(CONSOLE_TOOLS) $(CHROMIUM) $(TRACKERS) panels chaos
 	$(PYTEST) tests $(CHAOS:%=--ignore=%) -m nightly
 
-# The laptop's overlay on the cluster of KUBECONFIG, for changes of k8s/, the Dockerfile, hooks and Ray's start: about
-# 40 minutes. tests/kubernetes/README.md lists what the cluster needs. The client warns of newer versions of Kubernetes and
+# The laptop's overlay on the cluster of KUBECONFIG, for changes of k8s/, the Dockerfile, hooks and Ray's start.
+# tests/kubernetes/README.md lists what the cluster needs. The client warns of newer versions of Kubernetes and
 # leaves its connections to the garbage collector.
 kubernetes: setup
 	$(PYTEST) tests/kubernetes -s -W default

@@ -23,7 +23,6 @@ PR_SET_PDEATHSIG = 1
 
 def register() -> None:
     """Register the shared-memory weight transport and, in vLLM's child processes, end with the parent."""
-    import torch
     from tqdm import tqdm
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
@@ -35,6 +34,8 @@ def register() -> None:
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
         # Linux lets a process use a CPU's matrix tiles only after it has asked. vLLM's attention in bfloat16 does not
         # ask: its process ends by an illegal instruction unless another library has asked before.
+        import torch
+
         if torch.cpu._is_amx_tile_supported():
             torch.cpu._init_amx()
         # By default tqdm creates a multiprocessing lock, whose file in /dev/shm a killed process cannot remove.

@@ -32,7 +32,7 @@ from trainer.spec.job import FILES
 from trainer.types import Discarded, Group, GroupRequest, Rollout
 
 INDEX_S = 10.0
-"""How long one request may index rollouts that a killed driver left."""
+"""Seconds for which one request may index rollouts that a killed driver left."""
 PAGE_BYTES = 8 << 20
 """A page ends with the rollout that fills so many bytes."""
 FRESH_S = 20.0

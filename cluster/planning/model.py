@@ -124,7 +124,7 @@ class ModelShape:
     idle_parameters: int = 0
     """Those of the experts that a token does not use."""
     expert_parameters: int = 0
-    """Those of all experts of one layer."""
+    """The number of parameters of all experts of one layer."""
 
     @property
     def active_parameters(self) -> int:

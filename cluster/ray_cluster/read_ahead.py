@@ -21,7 +21,7 @@ MODULES = (
     "ray.dashboard.modules.reporter.reporter_agent",
     "ray._private.runtime_env.agent.runtime_env_agent",
 )
-"""What the processes of a node import."""
+"""The modules that the processes of a node import."""
 
 
 def main() -> None:

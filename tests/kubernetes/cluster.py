@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from tests.contracts.manifests import K8S, KUBECTL, edit, tracked_files
 from tests.docs.markdown import pages
 from trainer.run_events import RunEvent
 
+IMAGE = f"agent-rft:{version('agent-rft')}-cpu"
 NAMESPACE, JOB, SERVICE = "agent-rft", "agent-rft-job", "agent-rft"
 RUN = "/var/lib/agent-rft/runs/job"
 EPOCHS = 8

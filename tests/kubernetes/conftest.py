@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
-from importlib.metadata import version
 from typing import Any
 
 import kr8s
 import pytest
 
-from tests.kubernetes.cluster import EPOCHS, Cluster, Means, manual_blocks, missing
+from tests.kubernetes.cluster import EPOCHS, IMAGE, Cluster, Means, manual_blocks, missing
 from tests.support.paths import ROOT
 
-IMAGE = f"agent-rft:{version('agent-rft')}-cpu"
 FILES = ("test_job.py", "test_service.py", "test_network.py", "test_failures.py")
 KEEP = "KEEP" in os.environ
 LOGS = ROOT / "build" / "kubernetes"

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import pytest
 from kr8s.objects import Endpoints, Namespace, Pod
 
-from tests.kubernetes.cluster import NAMESPACE, Cluster, Object, listed
+from tests.kubernetes.cluster import IMAGE, NAMESPACE, Cluster, Object, listed
 
 pytestmark = pytest.mark.timeout(900)
 OTHER, METADATA = "agent-rft-other", "169.254.169.254"
-IMAGE = "agent-rft:0.2.0-cpu"
 LISTENS = """
 import socket, sys, threading
 def serve(port):
