@@ -31,6 +31,7 @@ from actors.weights.start_timeout import start_timeout_s
 from tests.support.adapters import write_adapter_folder
 from tests.support.fakes_http import until
 from tests.support.paths import BASE
+from tests.support.processes import our_processes
 from tests.support.shared_memory import left_behind
 from tests.support.zmq_contexts import open_contexts
 from trainer.chat.families.hermes import HERMES
@@ -299,15 +300,14 @@ async def test_a_failed_start_leaves_no_process_and_no_zmq_context(base: Path, t
     without_tensors = tmp_path / "adapter"
     write_adapter_folder(without_tensors, base, seed=0)
     save_file({}, without_tensors / "adapter_model.safetensors")
-    before, children = open_contexts(), set(psutil.Process().children(recursive=True))
+    before, cores = open_contexts(), set(our_processes("EngineCore"))
     for folder in (without_weights, without_tensors):
         engine = Engine(EngineConfig(str(folder), "float32", 256, max_num_seqs=2, seed=0))
         with pytest.raises(EngineFailed, match="could not") as failed:
             await engine.start()
         assert failed.value.__cause__ is not None
         assert open_contexts() == before
-        left = set(psutil.Process().children(recursive=True)) - children
-        assert not [process for process in left if "EngineCore" in " ".join(process.cmdline())]
+        assert not set(our_processes("EngineCore")) - cores
 
 
 STALE = "model.layers.0.self_attn.q_norm.weight"
@@ -410,8 +410,7 @@ async def test_decoding_is_constrained_to_tool_calls_or_the_schema(
 
 async def test_calls_to_a_dying_engine_fail_at_once(engine: Engine, prompt: list[int]) -> None:
     """The last test here: it kills the engine during an update, whose end new requests wait for."""
-    children = psutil.Process().children(recursive=True)
-    (core,) = [child for child in children if "VLLM::EngineCore" in " ".join(child.cmdline())]
+    (core,) = our_processes("VLLM::EngineCore")
     core.suspend()
     calls = [asyncio.create_task(call) for call in (engine.update(engine.version + 1, []), generate(engine, prompt, 1))]
     await asyncio.sleep(0.2)

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from tests.ray.job_actors import MARKS, MAX_BUCKET_BYTES, JobActors
 from tests.support.builders import tasks_of
 from tests.support.fakes_http import until
 from tests.support.paths import LEDGER
+from tests.support.processes import our_processes
 from tests.support.shared_memory import left_behind
 from trainer.errors import LearnerFailed
 from trainer.events import ActorSilent, EngineReplaced, Event
@@ -76,19 +76,9 @@ def tasks(job: JobSpec) -> list[Task]:
     return tasks_of(Path(job.training_file))[:12]
 
 
-def processes(name: str) -> list[psutil.Process]:
-    """Our processes with this name."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it has ended; Ray takes a moment to notice
-            if name in " ".join(process.cmdline()):
-                found.append(process)
-    return found
-
-
 def freeze(name: str) -> psutil.Process:
     """Stop one of our processes with SIGSTOP, so that it hangs."""
-    found = processes(name)[0]
+    found = our_processes(name)[0]
     found.send_signal(signal.SIGSTOP)
     return found
 
@@ -122,7 +112,7 @@ async def test_rollouts_are_balanced_and_trained_on_and_both_engines_get_the_new
 async def test_engines_and_learner_have_priority_over_their_helpers(actors: JobActors) -> None:
     def nice(name: str) -> set[int]:
         """The niceness of each process's busiest thread: Ray's own threads may have started before Ray set it."""
-        busiest = [max(process.threads(), key=lambda thread: thread.user_time) for process in processes(name)]
+        busiest = [max(process.threads(), key=lambda thread: thread.user_time) for process in our_processes(name)]
         return {os.getpriority(os.PRIO_PROCESS, thread.id) for thread in busiest}
 
     (first,) = nice("VLLM::EngineCore") | nice("ray::_RankProcess")
@@ -131,7 +121,7 @@ async def test_engines_and_learner_have_priority_over_their_helpers(actors: JobA
 
 
 async def test_an_engine_that_missed_a_bucket_is_fenced_and_replaced(actors: JobActors, tasks: list[Task]) -> None:
-    engines = [[worker, *worker.children(recursive=True)] for worker in processes("ray::RolloutWorker")]
+    engines = [[worker, *worker.children(recursive=True)] for worker in our_processes("ray::RolloutWorker")]
     actors.sync.forget = True
     report = await actors.fleet.publish(2)
     assert report.fenced == ("engine-0",)
@@ -147,7 +137,7 @@ async def test_an_engine_that_missed_a_bucket_is_fenced_and_replaced(actors: Job
     gone = sorted([is_gone(process) for process in engine] for engine in engines)
     # Worker, core, resource tracker and chat template: of the replaced engine none is left.
     assert gone == [[False] * 4, [True] * 4]
-    mapped = [file.path for core in processes("EngineCore") for file in core.memory_maps()]
+    mapped = [file.path for core in our_processes("EngineCore") for file in core.memory_maps()]
     assert not [path for path in mapped if path.startswith("/dev/shm/sem.")], "who is killed cannot remove their names"
     report = await actors.fleet.publish(3)
     assert report.fenced == ()

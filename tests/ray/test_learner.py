@@ -30,6 +30,7 @@ from actors.weights.checksum import checksum
 from actors.weights.layout import num_bytes
 from tests.support.architectures import ARCHITECTURES
 from tests.support.paths import BASE
+from tests.support.processes import our_processes
 from tests.support.shapes import write_shape
 from tests.support.tiny_model import write_tiny_model
 from trainer.chat.families.hermes import HERMES
@@ -519,12 +520,4 @@ async def test_a_lost_rank_ends_the_group_and_the_error_names_it(groups: tuple[L
 
 
 def rank_processes() -> list[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
-    return [child for child in children if "_RankProcess" in command_line(child)]
-
-
-def command_line(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return ""
+    return our_processes("_RankProcess")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import pytest_asyncio
 import ray
@@ -23,6 +22,7 @@ from actors.weights.layout import Layout, Loaded, num_bytes
 from actors.weights.sync import WeightsLost, WeightSync
 from tests.support.builders import plan, task
 from tests.support.fakes import FakeRollouts, FakeSink
+from tests.support.processes import our_processes
 from tests.support.recorded_run import recorded
 from tests.support.tiny_model import write_tiny_model
 from trainer.errors import LearnerFailed
@@ -78,7 +78,7 @@ class Recorded(FakeRollouts):
     async def publish(self, version: int) -> SyncReport:
         if version == self._kill_at:
             self._kill_at = None
-            victim = ranks()[version % 2]
+            victim = our_processes("_RankProcess")[version % 2]
             victim.send_signal(signal.SIGKILL)
             victim.wait()
         digest = hashlib.blake2b(digest_size=16)
@@ -88,10 +88,6 @@ class Recorded(FakeRollouts):
             digest.update(bucket.tobytes())
         assert self.weights.setdefault(version, digest.hexdigest()) == digest.hexdigest(), "a replay differs"
         return await super().publish(version)
-
-
-def ranks() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children(recursive=True) if "_RankProcess" in child.name()]
 
 
 async def trained(folder: Path, learner: LearnerGroup, kill_at: int | None = None) -> tuple[Recorded, FakeSink]:
@@ -145,7 +141,7 @@ async def test_a_rank_that_is_lost_while_only_a_checkpoint_is_written_is_lost_fo
     published = await sync.collect(1)
     assert await sync.catch_up(published, worker) == 0.0
     await learner.snapshot()
-    ranks()[0].kill()
+    our_processes("_RankProcess")[0].kill()
     for call in (learner.write(tmp_path), learner.snapshot(), learner.check()):
         with pytest.raises(LearnerFailed, match="failed in write"):
             await call
