@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import httpx
 import kr8s
+import openai
 from kr8s.objects import Event, Namespace, Node, PersistentVolume, Pod, Secret, new_class
 
 from tests.contracts.manifests import K8S, KUBECTL, edit, tracked_files
@@ -36,9 +37,11 @@ NOT_YET = (
     kr8s.APITimeoutError,
     kr8s.ExecError,
     httpx.TransportError,
+    openai.APIConnectionError,
+    ConnectionError,
     ExceptionGroup,
 )
-"""What the client raises while the API server, an object or a pod is away; commands in pods raise it in a group."""
+"""What clients raise while an API server, an object or a pod is away; commands in pods raise it in a group."""
 StorageClass = new_class("StorageClass", "storage.k8s.io/v1", namespaced=False, plural="storageclasses")
 RayCluster = new_class("RayCluster", "ray.io/v1", namespaced=True)
 RayJob = new_class("RayJob", "ray.io/v1", namespaced=True)
@@ -187,13 +190,7 @@ class Cluster:
             try:
                 if answer := found():
                     return answer
-            except (
-                kr8s.ServerError,
-                kr8s.NotFoundError,
-                kr8s.APITimeoutError,
-                kr8s.ExecError,
-                ConnectionError,
-            ) as error:
+            except NOT_YET as error:
                 answer = error
             time.sleep(POLL_S)
         raise AssertionError(f"{what}: not within {within_s:g} s; last: {answer}")

@@ -30,9 +30,11 @@ def test_an_image_that_does_not_exist_is_named(applied: Cluster) -> None:
 
 def test_an_image_that_does_not_start_is_named(applied: Cluster) -> None:
     job = variant(applied, "no-start")
-    head(job)["containers"][0]["command"] = ["/opt/agent-rft/none;"]
+    template = cluster_spec(job)["headGroupSpec"]["template"]
+    template.setdefault("metadata", {}).setdefault("annotations", {})["ray.io/overwrite-container-cmd"] = "true"
+    head(job)["containers"][0]["command"] = ["/opt/agent-rft/none"]
     with started(applied, job):
-        applied.until("the reason", lambda: logged(applied, job, "/opt/agent-rft/none"), 300)
+        applied.until("the reason", lambda: described(applied, job, "/opt/agent-rft/none: no such file"), 300)
 
 
 def test_a_full_volume_is_named(applied: Cluster) -> None:
@@ -82,12 +84,6 @@ def pod_of(cluster: Cluster, job: Object) -> str:
 def described(cluster: Cluster, job: Object, text: str) -> bool:
     """Whether an event of the head pod contains the text, as `kubectl describe` shows it."""
     return any(text in message for message in events_of(cluster, "Pod", pod_of(cluster, job)))
-
-
-def logged(cluster: Cluster, job: Object, text: str) -> bool:
-    """Whether the head's log contains the text."""
-    name = pod_of(cluster, job)
-    return text in cluster.kubectl("--namespace", NAMESPACE, "logs", name, "-c", "ray-head", check=False).stdout
 
 
 def message_of(cluster: Cluster, job: Object) -> str:
