@@ -30,6 +30,7 @@ import asyncio
 import contextlib
 import logging
 import math
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -160,6 +161,8 @@ class ServedModels:
     _states: dict[str, AppState] = field(default_factory=dict)
     _seen_at: float = -math.inf
     _starting_since: dict[str, float] = field(default_factory=dict)
+    _called: Counter[str] = field(default_factory=Counter)
+    """Calls by application that no engine has accepted yet, for each application that may answer them."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
@@ -233,6 +236,7 @@ class ServedModels:
     async def _start_answer(
         self, names: Sequence[str], record: ModelRecord, body: Mapping[str, Any], stream: bool
     ) -> Answers:
+        self._called.update(names)
         try:
             async with asyncio.timeout(self.limits.first_call_wait_s):
                 while True:
@@ -249,6 +253,8 @@ class ServedModels:
                 raise _unavailable("The model is being started.") from None
             most = self.limits.max_models
             raise _unavailable(f"This server serves at most {most} models at a time, and all are in use.") from None
+        finally:
+            self._called.subtract(names)
 
     async def _wait_for_model(self, names: Sequence[str], record: ModelRecord) -> str:
         """Returns the name of an application that runs."""
@@ -309,8 +315,8 @@ class ServedModels:
             await self._remove(max(found, key=lambda name: found[name]))
 
     async def _idle(self) -> dict[str, float]:
-        """Returns the idle seconds of each running model, as far as they are known."""
-        running = [name for name, state in self._states.items() if state is AppState.RUNNING]
+        """Returns the idle seconds of each running model that no call of this process is about to use."""
+        running = [name for name, state in self._states.items() if state is AppState.RUNNING and not self._called[name]]
         idle = await asyncio.gather(*(self.hosting.idle_s(name) for name in running))
         return {name: idle_s for name, idle_s in zip(running, idle, strict=True) if idle_s is not None}
 

@@ -52,8 +52,9 @@ class FakeHosting:
         self.removed_at: dict[str, float] = {}
         self.used_at: dict[str, float] = {}
         self.calls: dict[str, int] = {}
-        self.answer_now = asyncio.Event()
+        self.answer_now, self.accept_now = asyncio.Event(), asyncio.Event()
         self.answer_now.set()
+        self.accept_now.set()
         self.answers: list[dict[str, Any] | Refusal] = [{"id": "1"}]
         self.fails: Exception | None = None
         self.asked = 0
@@ -97,6 +98,7 @@ class FakeHosting:
         return sorted(idle_s, key=lambda name: -idle_s[name])[: self.waiting] if len(idle_s) >= self.waiting else []
 
     async def answer(self, name: str, record: ModelRecord, body: Mapping[str, Any], *, stream: bool) -> Answers:
+        await self.accept_now.wait()
         if name not in self.apps:
             raise NotServed(name)
         with self._call(name):
@@ -265,6 +267,18 @@ async def test_an_idle_model_is_removed_and_deployed_again_by_the_next_call() ->
     hosted.time.now += 10
     await hosted.ask("a")
     assert hosted.hosting.deployed == ["a", "a"]
+
+
+async def test_a_model_is_not_idle_while_a_call_is_on_its_way_to_it() -> None:
+    hosted = make_world(idle_s=60)
+    hosted.hosting.accept_now.clear()
+    call, running = hosted.ask("a"), asyncio.create_task(hosted.served.run())
+    await until(lambda: hosted.time.now >= 300, within_s=10)
+    hosted.hosting.accept_now.set()
+    assert (await call)["model"] == "a"
+    assert (hosted.hosting.deployed, hosted.hosting.removed) == (["a"], [])
+    await until(lambda: hosted.hosting.removed == ["a"], within_s=10)
+    running.cancel()
 
 
 async def test_idle_model_is_released_to_a_waiting_job_and_a_busy_one_is_not() -> None:
