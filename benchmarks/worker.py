@@ -32,7 +32,6 @@ from benchmarks.local import LOCAL, dtype_here
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.ray_cluster.seats import Seats
 from cluster.ray_cluster.session import ray_session
-from cluster.views.sentences import sentence
 from examples.ledger.services import services
 from trainer.events import Event
 from trainer.spec.job_file import load_job
@@ -248,7 +247,7 @@ async def _fleet(
         return workers[-1]
 
     def show(event: Event) -> None:
-        print(f"{event.level}: {sentence(event)}")
+        print(f"{event.level}: {event}")
 
     fleet = Fleet(spawn, len(options), assign, CANARY_LIMITS[dtype], reinforcement.limits, show)
     await fleet.start()

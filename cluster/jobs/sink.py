@@ -24,7 +24,6 @@ from cluster.records.redact import hide
 from cluster.stores.database import DatabaseError, is_unavailable, reason_of
 from cluster.stores.job_store import JobStore
 from cluster.stores.model_registry import ModelRegistry
-from cluster.views.sentences import sentence
 from trainer.chat.serving import ServeSettings
 from trainer.errors import UserError
 from trainer.events import (
@@ -186,5 +185,5 @@ def public_texts(event: RunEvent) -> tuple[str, dict[str, Any]]:
         return event.message, event.data
     private = event.event.PRIVATE
     blank: dict[str, Any] = dict.fromkeys(private, "")
-    message = sentence(replace(event.event, **blank))
+    message = str(replace(event.event, **blank))
     return message, {name: value for name, value in event.data.items() if name not in private}

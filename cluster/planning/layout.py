@@ -29,8 +29,8 @@ from cluster.planning.placement import (
     text_of,
 )
 from trainer.errors import Problem
+from trainer.events import SettingChosen
 from trainer.spec.job import JobSpec
-from trainer.spec.plan import Choice
 
 OF_WHICH = f"of which {HEADROOM:.0%} stay free"
 
@@ -173,7 +173,7 @@ class ClusterPlan:
     memory_problems: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
     """What the job may start without: sizes of nodes that Ray would not get along with for long."""
-    choices: tuple[Choice, ...]
+    choices: tuple[SettingChosen, ...]
     """Values that memory has decided for settings that are `auto`, each with its reason."""
 
     @property
@@ -264,10 +264,10 @@ def _lay_out(request: Request, placement: Placement) -> ClusterPlan:
     )
 
 
-def _choices(request: Request, placement: Placement) -> Iterator[Choice]:
+def _choices(request: Request, placement: Placement) -> Iterator[SettingChosen]:
     """What settings that are `auto` became; on CPUs all but the micro-batch are constants."""
     if placement.engine_gpus and (why := _why_layout(request, placement)):
-        yield Choice("cluster", layout_text(placement), why)
+        yield SettingChosen(setting="cluster", value=layout_text(placement), why=why)
         yield from _lora_choice(request, placement)
     yield from _micro_batch_choice(request, placement)
 
@@ -304,13 +304,14 @@ def _why_layout(request: Request, placement: Placement) -> str:
     return ", ".join(parts)
 
 
-def _lora_choice(request: Request, placement: Placement) -> Iterator[Choice]:
+def _lora_choice(request: Request, placement: Placement) -> Iterator[SettingChosen]:
     """LoRA where all weights do not fit without offload."""
     setting = f"method.{request.job.method.type}.algorithm.lora"
     if request.job.optimizer.lora != "auto" or placement.lora is None or not placement.learner_ranks:
         return
     if request.adapter is not None:
-        yield Choice(setting, f"rank {placement.lora.rank}", "the model is an adapter of this rank")
+        why = "the model is an adapter of this rank"
+        yield SettingChosen(setting=setting, value=f"rank {placement.lora.rank}", why=why)
         return
     full = rank_memory_of(request, replace(placement, lora=None, offload="none", zero_stage=3), 0)
     gpus = [node.gpu_memory_bytes for node in request.nodes if node.gpus and node.gpu_memory_bytes is not None]
@@ -318,10 +319,10 @@ def _lora_choice(request: Request, placement: Placement) -> Iterator[Choice]:
         return
     number, needed = f"{request.model.num_parameters / 1e9:.3g}B parameters", size(full.gpu_bytes)
     why = f"training all {number} needs {needed} on a GPU of {size(max(gpus))}; set it to off to require that"
-    yield Choice(setting, f"rank {placement.lora.rank}", why)
+    yield SettingChosen(setting=setting, value=f"rank {placement.lora.rank}", why=why)
 
 
-def _micro_batch_choice(request: Request, placement: Placement) -> Iterator[Choice]:
+def _micro_batch_choice(request: Request, placement: Placement) -> Iterator[SettingChosen]:
     if request.job.cluster.micro_batch_tokens != "auto" or not placement.learner_ranks:
         return
     size, context = placement.micro_batch_tokens, request.context_length
@@ -329,7 +330,7 @@ def _micro_batch_choice(request: Request, placement: Placement) -> Iterator[Choi
         why = f"as much as memory allows, and at least the context of {context:,} tokens"
     else:
         why = f"{AUTO_MICRO_BATCH_TOKENS:,} or the context of {context:,} tokens, whichever is larger"
-    yield Choice("cluster.micro_batch_tokens", size, why)
+    yield SettingChosen(setting="cluster.micro_batch_tokens", value=size, why=why)
 
 
 def _assignments(request: Request, placement: Placement, assigned: Sequence[int | None]) -> Iterator[Assignment]:

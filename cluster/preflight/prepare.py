@@ -39,11 +39,12 @@ from trainer.chat.dialect import Dialect
 from trainer.chat.model_card import read_card
 from trainer.chat.renderer import Renderer
 from trainer.errors import GraderFailed, Problem, UserError
+from trainer.events import SettingChosen
 from trainer.problem_codes import stops_accepted
 from trainer.spec.graders import PythonGrader
 from trainer.spec.job import JobSpec, Reinforcement
 from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
-from trainer.spec.plan import Choice, Plan, resolve
+from trainer.spec.plan import Plan, resolve
 from trainer.types import Task
 
 NODE_REMEDY = "add a node with the Ray resource python_grader, or set python_grader_nodes: false in the configuration"
@@ -67,7 +68,7 @@ class Prepared:
     tasks: list[Task]
     validation: list[Task] = field(default_factory=list)
     test: list[Task] = field(default_factory=list)
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[SettingChosen, ...] = ()
     changes: tuple[Change, ...] = ()
     layout_changes: tuple[Change, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -121,7 +122,7 @@ class Prepared:
             return None
         if resource_problems(operator.jobs, cluster.placement.bundles):
             return None
-        job, plan, choices = self.job.with_adapter(cluster.placement.lora), self.plan, tuple[Choice, ...]()
+        job, plan, choices = self.job.with_adapter(cluster.placement.lora), self.plan, tuple[SettingChosen, ...]()
         if cluster.placement.lora != self.placement.lora and request.model is not None:  # has another learning rate
             plan, choices = resolve(job, len(self.tasks), request.model.num_parameters)
         return replace(self, job=job, plan=plan, cluster=cluster, choices=(*choices, *cluster.choices))
@@ -180,7 +181,7 @@ async def prepare(
     )
     cluster = plan_of(request)
     job = job.with_adapter(cluster.placement.lora)
-    plan, choices = None, tuple[Choice, ...]()
+    plan, choices = None, tuple[SettingChosen, ...]()
     if tasks and loaded is not None:
         plan, choices = resolve(job, len(tasks), loaded.shape.num_parameters)
         if began is not None:

@@ -58,7 +58,6 @@ from trainer.events import (
     PhaseBegan,
     ReadinessJudged,
     SettingChanged,
-    SettingChosen,
 )
 from trainer.loop.checkpoint import Checkpoints, best_checkpoint, latest_checkpoint
 from trainer.loop.evaluate import evaluate
@@ -366,7 +365,7 @@ class Run:
 
     def _emit_choices(self, skip: Sink | None = None) -> None:
         for choice in self._prepared.choices:
-            self._stream.emit(SettingChosen(setting=choice.setting, value=choice.value, why=choice.why), skip=skip)
+            self._stream.emit(choice, skip=skip)
 
     def _lay_out_again(self, prepared: Prepared) -> None:
         """Record another layout, chosen because other GPUs are free than when the job was checked."""

@@ -15,7 +15,6 @@ from typing import Protocol
 
 from cluster.records.redact import plain
 from cluster.run.plugins import PluginSink
-from cluster.views.sentences import sentence
 from trainer.events import Event, SinkCutOff
 from trainer.protocols import Sink
 from trainer.run_events import RunEvent, data_of, stored
@@ -41,7 +40,7 @@ class EventStream:
         group_sinks: Sequence[GroupSink] = (),
         plugins: Sequence[PluginSink] = (),
         clock: Callable[[], float] = time.time,
-        describe: Callable[[Event], str] = sentence,
+        describe: Callable[[Event], str] = str,
     ) -> None:
         self._job = job
         self._sinks = list(sinks)

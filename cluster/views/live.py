@@ -25,7 +25,6 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.views.before_after import compare, few_note
-from cluster.views.sentences import calls_by_tool, counted, newest, progress
 from trainer.events import Evaluated, JobEnded, PhaseBegan, RolloutDiscarded, RolloutsProgressed, StepDone
 from trainer.metrics import METRICS
 from trainer.metrics.intervals import Interval
@@ -131,7 +130,8 @@ class LiveView:
         """Show where the rollouts are; a log gets a line if it has had none for LOG_EVERY_S."""
         self._now_rolling = event
         if not self._live.is_started and self._now() - self._printed >= LOG_EVERY_S:
-            shown = "; ".join(filter(None, (progress(event), f"newest: {latest}" if (latest := newest(event)) else "")))
+            newest = event.describe_newest()
+            shown = f"{event}; newest: {newest}" if newest else str(event)
             self._print(Text(f"{self._clock()}  {safe_text(shown)}"))
 
     def _print_event(self, event: RunEvent) -> None:
@@ -194,9 +194,9 @@ class LiveView:
         event = self._now_rolling
         if event is None or not self._running:
             return
-        lines = {"rollouts": counted(event)}
-        lines |= {"calls": calls_by_tool(event)} if event.calls else {}
-        lines |= {"newest": latest} if (latest := newest(event)) else {}
+        lines = {"rollouts": event.describe_counts()}
+        lines |= {"calls": event.describe_calls()} if event.calls else {}
+        lines |= {"newest": newest} if (newest := event.describe_newest()) else {}
         for label, text in lines.items():
             said = Text(f"  {label:<9}", style="dim").append(safe_text(text).replace("\n", " "), style="not dim")
             said.truncate(min(100, self._console.width) - 4, overflow="ellipsis")

@@ -19,7 +19,6 @@ from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import JobError
 from cluster.stores.model_registry import ModelRegistry
 from cluster.stores.secrets import SecretBox
-from cluster.views.sentences import sentence
 from tests.support.builders import raw_job
 from tests.support.jobs import NEW_JOB
 from tests.support.synthetic import Synthetic
@@ -102,7 +101,7 @@ def _drive(folder: Path, store: JobStore, models: ModelRegistry, job_id: str, ma
         return f"ft:gpt-5:local:{made.name}:1" + ("" if step is None else f":ckpt-step-{step}")
 
     sink = StoreSink(store, models, job_id, 1, "gpt-5", "key-1", run.path, name, {})
-    stream = EventStream(made.name, [run, sink], [run], describe=sentence)
+    stream = EventStream(made.name, [run, sink], [run])
     stream.emit(PhaseBegan(phase="actors", detail="engines"))
     Measured().play(stream, run, steps=done, total=total)
     stream.emit(EngineReplaced(step=done, engine="engine-1", reason="it did not answer"))

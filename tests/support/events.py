@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cluster.run.stream import EventStream, GroupSink
-from cluster.views.sentences import sentence
 from trainer.events import Event
 from trainer.protocols import Sink
 from trainer.run_events import RunEvent
@@ -28,7 +27,7 @@ class Recording:
 
 
 def stream_of(
-    *sinks: Sink, group_sinks: Sequence[GroupSink] = (), describe: Callable[[Event], str] = sentence
+    *sinks: Sink, group_sinks: Sequence[GroupSink] = (), describe: Callable[[Event], str] = str
 ) -> EventStream:
     """A stream whose clock always returns NOW."""
     return EventStream(JOB, sinks, group_sinks, clock=lambda: NOW, describe=describe)

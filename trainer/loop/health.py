@@ -12,7 +12,8 @@ from trainer.errors import Halted
 from trainer.events import BatchStarved, EngineLearnerGap, NoToolCalls
 from trainer.loop.alarms import Alarms
 from trainer.loop.buffer import Batch
-from trainer.loop.diagnosis import diagnose, how_many
+from trainer.loop.diagnosis import diagnose
+from trainer.problem_codes.zero_variance import how_many
 from trainer.protocols import EventSink
 
 STARVED_BATCHES_ALLOWED = 3

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from trainer.events import SettingChosen
 from trainer.spec.endpoints import Strict
 from trainer.spec.job import Auto, CommonHyperparameters, JobSpec
 
@@ -56,19 +56,6 @@ class Plan(Strict):
         return self.batch_size * self.group_size
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Value that `auto` became, and the reason. `setting` is a path below the method's section, or in `cluster`."""
-
-    setting: str
-    value: float | str
-    why: str
-
-    def __str__(self) -> str:
-        value = self.value if isinstance(self.value, str) else f"{self.value:.7g}"
-        return f"{self.setting}: auto is {value} ({self.why})"
-
-
 def auto_learning_rate(method: MethodType, num_parameters: int, *, lora: bool = False) -> float:
     """The base learning rate, for AdamW: REFERENCE_RATES x sqrt(8e9 / parameters), two digits; LoRA: LORA_FACTOR times.
 
@@ -82,7 +69,7 @@ def auto_learning_rate(method: MethodType, num_parameters: int, *, lora: bool = 
     return float(f"{rate * (LORA_FACTOR if lora else 1):.2g}")
 
 
-def resolve(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[Plan, tuple[Choice, ...]]:
+def resolve(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[Plan, tuple[SettingChosen, ...]]:
     """Resolve every `auto` of a job whose training file has `num_rows` rows, and say what was chosen.
 
     batch_size = min(16, rows); n_epochs = max(1, round(320 / rows)); compute_multiplier = 16 / rows, within 1 and 2;
@@ -145,10 +132,10 @@ class _Chosen:
     """Collects the choices."""
 
     def __init__(self) -> None:
-        self.choices: list[Choice] = []
+        self.choices: list[SettingChosen] = []
 
     def number(self, setting: str, given: float | Auto, auto: float, why: str) -> float:
         if given != "auto":
             return given
-        self.choices.append(Choice(setting, auto, why))
+        self.choices.append(SettingChosen(setting=setting, value=auto, why=why))
         return auto

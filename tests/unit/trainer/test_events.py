@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields
-from typing import Any, get_type_hints
+from collections.abc import Iterator
+from dataclasses import MISSING, FrozenInstanceError, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -15,6 +17,7 @@ from trainer.run_events import RunEvent, evaluation_of, stored
 from trainer.types import Evaluation
 
 EVALUATION = Evaluation(3, 6, 0, 0.5, math.nan, 0.4, 0.5, 0.5, 2, 3.0, 2.0, 0.0, 20.0, 90.0, 1.0)
+RECORDED = Path(__file__).with_name("event_sentences.txt")
 EXAMPLES: dict[Any, Any] = {
     Evaluation: EVALUATION,
     tuple[str, ...]: ("trace_1", "trace_2"),
@@ -35,6 +38,24 @@ def example(kind: type[Event]) -> Event:
     return kind(**values)
 
 
+def variants(kind: type[Event]) -> Iterator[Event]:
+    """Events of this kind, with another number or string in each field.
+
+    The first has all fields, the next ones the other values of its Literal fields, the last only the required fields.
+    """
+    full, hints = example(kind), get_type_hints(kind)
+    for number, field in enumerate(fields(kind), start=10):
+        values: dict[type, Any] = {str: f"<{field.name}>", int: number, float: number + 0.25}
+        if hints[field.name] in values:
+            full = replace(full, **{field.name: values[hints[field.name]]})
+    yield full
+    for field in fields(kind):
+        if get_origin(hints[field.name]) is Literal:
+            yield from (replace(full, **{field.name: value}) for value in get_args(hints[field.name])[1:])
+    required = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+    yield kind(**{name: getattr(full, name) for name in ("step", *required)})
+
+
 def through_json(event: RunEvent) -> RunEvent:
     return RunEvent.from_line(json.loads(json.dumps(event.as_line(), allow_nan=False)))
 
@@ -47,6 +68,24 @@ def test_every_kind_survives_a_json_round_trip(kind: type[Event]) -> None:
     assert (back.job, back.step, back.kind, back.version) == (JOB, 3, kind_of(kind), kind.VERSION)
     assert type(back.event) is kind
     assert back.message not in (back.kind, back.kind.replace("_", " ")), "each kind has a sentence"
+
+
+def test_levels_private_fields_and_sentences_are_the_recorded_ones() -> None:
+    found = [
+        f"{event.kind}, {event.level}{''.join(f', {name}' for name in sorted(event.PRIVATE))}: {event}".rstrip()
+        for kind in KINDS.values()
+        for event in variants(kind)
+    ]
+    recorded = RECORDED.read_text().splitlines()
+    assert list(dict.fromkeys(found)) == recorded, f"if this change is intended, edit {RECORDED.name}"
+
+
+def test_an_event_is_immutable_and_takes_keyword_arguments() -> None:
+    notice = Notice(text="a message")
+    with pytest.raises(FrozenInstanceError):
+        notice.text = "another"  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        Notice("a message")  # type: ignore[arg-type, call-arg]
 
 
 def test_numbers_that_are_not_finite_are_null_in_json_and_read_back_as_missing_or_nan() -> None:

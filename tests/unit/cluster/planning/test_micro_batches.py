@@ -20,7 +20,7 @@ from cluster.planning.placement import RecordedLayout, Request
 from cluster.planning.plan import plan_of, remedies_of
 from cluster.planning.plan_view import print_planned
 from tests.support.builders import job
-from trainer.spec.plan import Choice
+from trainer.events import SettingChosen
 
 SMOLLM2_135M = ModelShape(134_515_008, 30, 576, 9, 3, 64, 1536, 49_152)
 QWEN3_2B = ModelShape(1_720_574_976, 28, 2048, 16, 8, 128, 6144, 151_936)
@@ -40,7 +40,7 @@ def size_of(plan: ClusterPlan) -> int:
     return plan.placement.micro_batch_tokens
 
 
-def chosen(plan: ClusterPlan) -> list[Choice]:
+def chosen(plan: ClusterPlan) -> list[SettingChosen]:
     """What was chosen for the micro-batch."""
     return [choice for choice in plan.choices if choice.setting == "cluster.micro_batch_tokens"]
 

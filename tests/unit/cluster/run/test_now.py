@@ -17,7 +17,6 @@ from actors.runtime.in_flight import Doing
 from actors.runtime.watchdog import Seen
 from cluster.run.endpoint_outages import EndpointOutages
 from cluster.run.now import NowFile, endpoints_now
-from cluster.views.sentences import sentence
 from trainer.events import EndpointOutageBegan, EndpointOutageEnded, Event
 from trainer.metrics.metric import SECONDS
 
@@ -128,7 +127,7 @@ async def test_outage_of_an_endpoint_is_two_events_and_in_the_file_meanwhile(tmp
     search = "tool 'search'"
     ended = EndpointOutageEnded(endpoint=search, began_at=1_003.0, seconds=20.0, delayed_calls=64, failed_calls=2)
     assert events == [EndpointOutageBegan(endpoint=search), ended]
-    assert sentence(ended) == "tool 'search' is up again after 20 s; 64 calls were delayed, 2 failed"
+    assert str(ended) == "tool 'search' is up again after 20 s; 64 calls were delayed, 2 failed"
 
 
 def test_outage_between_two_looks_is_reported_and_a_new_process_is_not_one() -> None:

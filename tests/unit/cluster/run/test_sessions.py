@@ -6,7 +6,6 @@ from pathlib import Path
 
 from actors.tools.actor import DispatcherClient
 from cluster.run.sessions import JobSessions
-from cluster.views.sentences import sentence
 from trainer.errors import CannotStart, RftError, ToolFailed
 from trainer.events import Event
 
@@ -34,7 +33,7 @@ async def closed(dispatcher: FakeDispatcher, journal: Path) -> list[str]:
     events: list[Event] = []
     await JobSessions(dispatcher, journal, events.append).close()
     assert dispatcher.closed == ["job_stopped"]
-    return [sentence(event) for event in events]
+    return [str(event) for event in events]
 
 
 async def test_losing_an_engine_ends_its_own_sessions_and_not_those_of_its_successor(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from cluster.planning.placement import Placement
 from cluster.views.busy_sides import compare_sides
-from cluster.views.sentences import sentence
 
 EIGHT = Placement(
     4, 4, 1, 4, 16, 1, "bfloat16", max_num_seqs=256, zero_stage=2, offload="none", micro_batch_tokens=8192
@@ -60,14 +59,14 @@ def test_nothing_is_suggested_where_there_is_no_choice(changes: dict[str, Any]) 
     placement = replace(EIGHT, **({"engine_cores": 1, "rank_cores": 1} | changes))
     found = compare_sides(steps(1.0, 10.0), placement, overlaps=True)
     assert found is not None and found.better_engines is None
-    assert sentence(found) == "engines were busy 100% of the time, learner ranks 10%"
+    assert str(found) == "engines were busy 100% of the time, learner ranks 10%"
 
 
 def test_the_suggestion_is_printed() -> None:
     found = compare_sides(steps(1.0, 30.0), EIGHT, overlaps=True)
     assert found is not None
     wanted = "instead of 4 and 4 of them, 6 and 2 would wait less"
-    assert sentence(found) == f"engines were busy 100% of the time, learner ranks 30%; {wanted}"
+    assert str(found) == f"engines were busy 100% of the time, learner ranks 30%; {wanted}"
 
 
 def test_without_a_measurement_there_is_no_comparison() -> None:

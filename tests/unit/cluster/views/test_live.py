@@ -7,7 +7,6 @@ from dataclasses import replace
 from rich.console import Console
 
 from cluster.views.live import LiveView, before_after_table, duration, safe_text, trend
-from cluster.views.sentences import sentence
 from tests.support.builders import group, group_request
 from tests.support.events import run_event, stream_of
 from trainer.events import Evaluated, Notice, PhaseBegan, RolloutsProgressed, StepDone
@@ -217,7 +216,7 @@ def test_a_file_in_which_nothing_was_right_is_not_known_to_be_hopeless():
     page = console(False)
     page.print(before_after_table(none_right, None))
     assert "[0.000, 0.434]" in page.file.getvalue() and "[0.0%, 43.4%]" in page.file.getvalue()
-    assert "± 0.000" not in sentence(Evaluated(name="eval-test", evaluation=none_right))
+    assert "± 0.000" not in str(Evaluated(name="eval-test", evaluation=none_right))
 
 
 def test_a_file_without_a_graded_rollout_has_dashes(synthetic):

@@ -17,7 +17,6 @@ from typer.testing import CliRunner, Result
 from cluster.jobs.sink import StoreSink
 from cluster.stores.job_tables import JobError
 from cluster.stores.model_registry import ModelRegistry
-from cluster.views.sentences import sentence
 from serve.cli.api_client import NoAnswer, ask
 from serve.cli.client import CANCELLED
 from serve.cli.follow import AWAY_S, JsonProgress, LiveProgress, follow
@@ -41,7 +40,7 @@ class ServedJob(StoredJobs):
         self.job = ask(self.client, "POST", "/fine_tuning/jobs", json=BODY)
         self.id: str = self.job["id"]
 
-    def run(self, steps: int, total: int = 12, describe: Callable[[Event], str] = sentence) -> None:
+    def run(self, steps: int, total: int = 12, describe: Callable[[Event], str] = str) -> None:
         """The job gets its turn and does `steps` steps."""
         self.store.move(self.id, "queued")
         self.store.move(self.id, "running")
@@ -99,7 +98,7 @@ def test_a_job_that_succeeded_names_its_best_checkpoint_and_how_to_try_it(served
         parse(arguments)
 
 
-@pytest.mark.parametrize("describe", [sentence, lambda event: event.kind], ids=["sentences", "kinds"])
+@pytest.mark.parametrize("describe", [str, lambda event: event.kind], ids=["sentences", "kinds"])
 def test_on_a_terminal_it_is_the_main_jobs_table(served: ServedJob, describe: Callable[[Event], str]) -> None:
     """Whatever the messages say: the table is made of kinds and data."""
     served.now += 65

@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.builders import group, group_request, task
 from trainer.loop.buffer import Batch
-from trainer.loop.diagnosis import ERROR_CHARS, WORDS, Diagnosis, diagnose, how_many
+from trainer.loop.diagnosis import ERROR_CHARS, diagnose
+from trainer.problem_codes.zero_variance import CAUSES, Diagnosis, how_many
 from trainer.types import Discarded, Grade, Group, ToolCall, ToolResult, Turn
 
 TOOL = {"type": "function", "function": {"name": "cat"}}
@@ -103,7 +104,7 @@ def test_what_tools_answer_is_bounded() -> None:
 
 
 def test_each_cause_has_words_and_a_remedy() -> None:
-    for cause, (_, remedy) in WORDS.items():
+    for cause, (_, remedy) in CAUSES.items():
         assert str(Diagnosis(cause, "cat")).endswith(remedy) and remedy
     assert str(Diagnosis("tool_errors", "cat", "404")).startswith(
         "nearly all calls of 'cat' were answered with an error (404); "
