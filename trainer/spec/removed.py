@@ -10,10 +10,3 @@ REMOVED_SETTINGS: Mapping[str, str] = {
     "straggler_quorum": "the quorum is always 0.75",
 }
 """What holds instead of each setting, by the setting's name. No current setting of a job has one of these names."""
-REMOVED_REMEDY = "delete this setting"
-
-
-def removal_message(name: object) -> str | None:
-    """Return the message for the key `name` if it is a removed setting, else None."""
-    reason = REMOVED_SETTINGS.get(name) if isinstance(name, str) else None
-    return None if reason is None else f"{name} was removed: {reason}"
