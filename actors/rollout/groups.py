@@ -23,6 +23,10 @@ from trainer.spec.job import RolloutLimits
 from trainer.types import Discarded, Group, GroupRequest, Rollout
 
 STRAGGLER = "straggler"
+STRAGGLER_QUORUM = 0.75
+"""Share of a training group's rollouts that must have ended before `straggler_wait_s` starts.
+
+A group of eight may lose its two slowest rollouts, and the other six are enough to compare their rewards."""
 Discard = Callable[[Discarded], None]
 """Takes an attempt that ended without a grade."""
 RunRollout = Callable[[RolloutRequest], Awaitable[Rollout | Discarded]]
@@ -130,7 +134,7 @@ class Groups:
     ) -> set[asyncio.Task[Rollout | None]]:
         """Wait for a group; returns the stragglers. Validation waits for all, since slow rows count there as well."""
         wait_s = self._limits.straggler_wait_s if request.purpose == "train" else None
-        quorum = max(2, math.ceil(self._limits.straggler_quorum * len(tasks)))
+        quorum = max(2, math.ceil(STRAGGLER_QUORUM * len(tasks)))
         pending, deadline = set(tasks), math.inf
         while pending:
             if wait_s is not None and deadline == math.inf and len(tasks) - len(pending) >= quorum:

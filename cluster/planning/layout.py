@@ -23,6 +23,7 @@ from cluster.planning.placement import (
     holds,
     micro_batch_sizes,
     node_sizes,
+    num_dispatchers,
     size,
     size_of,
     size_warnings,
@@ -387,5 +388,7 @@ def _host_bytes(
     if nodes:
         used[0] += DRIVER_BYTES
         if placement.engines:
-            used[0] += job.cluster.dispatchers * DISPATCHER_BYTES + GRADER_POOL_BYTES
+            method = job.method.reinforcement  # None if a supervised job is colocated, which is a problem by itself
+            dispatchers = num_dispatchers(() if method is None else method.tools, placement)
+            used[0] += dispatchers * DISPATCHER_BYTES + GRADER_POOL_BYTES
     return tuple(by_actors + node.held_bytes for by_actors, node in zip(used, sizes, strict=True))

@@ -19,7 +19,7 @@ from cluster.planning.memory import GIB, Memory
 from cluster.planning.model import ModelShape
 from cluster.planning.nodes import Node
 from trainer.errors import Problem
-from trainer.spec.endpoints import Positive, Processes
+from trainer.spec.endpoints import Positive, Processes, ToolSpec
 from trainer.spec.job import JobSpec
 from trainer.spec.lora import LoraSpec
 from trainer.spec.offload import Offload
@@ -32,6 +32,13 @@ Settings = Mapping[str, Any]
 """Values by their path in a job, such as `cluster.zero_stage`."""
 
 AUTO_MICRO_BATCH_TOKENS, MICRO_BATCH_STEP = 8192, 1024
+CALLS_PER_DISPATCHER = 1024
+"""Concurrent tool calls for which a job has one dispatcher.
+
+A dispatcher serves 2,400 turns per second at 500 in flight (`benchmarks.dispatcher`, "around actor", on two cores that
+it shares with its caller and the server). With at least half a second for a turn of the model and its calls, 1,024
+rollouts make at most 2,048 turns per second. Fewer calls than this stay in one dispatcher, because several split the
+limits of each tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +171,17 @@ class Placement:
     def _ranks_together(self) -> int:
         """Ranks in a shared bundle: one for each GPU of an engine."""
         return max(1, self.engine_gpus)
+
+
+def num_dispatchers(tools: Sequence[ToolSpec], placement: Placement) -> int:
+    """Return how many dispatchers a job has: one for every CALLS_PER_DISPATCHER concurrent calls, rounded up.
+
+    Concurrent calls are bounded by the sequences that all engines decode at a time, and by the sum of the tools'
+    `max_concurrency`.
+    """
+    sequences = placement.engines * placement.max_num_seqs
+    calls = min(sequences, sum(tool.max_concurrency for tool in tools))
+    return max(1, math.ceil(calls / CALLS_PER_DISPATCHER))
 
 
 def _bundle(cores: int, gpus: int) -> Bundle:

@@ -39,9 +39,7 @@ MAY_DIFFER: Mapping[type[BaseModel], frozenset[str]] = {
     CommonHyperparameters: frozenset({"eval_interval"}),
     Hyperparameters: frozenset({"eval_samples"}),
     Reinforcement: frozenset({"session", "signing_secret", "early_stop"}),
-    RolloutLimits: frozenset(
-        {"rollout_timeout_s", "max_rollout_retries", "straggler_quorum", "straggler_wait_s", "max_failure_rate"}
-    ),
+    RolloutLimits: frozenset({"rollout_timeout_s", "max_rollout_retries", "straggler_wait_s", "max_failure_rate"}),
     Endpoint: frozenset(
         {"headers", "timeout_s", "attempt_timeout_s", "max_concurrency", "rate_limit_per_s", "max_retries"}
     ),

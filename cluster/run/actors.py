@@ -23,6 +23,7 @@ from actors.runtime.turns import Turns
 from actors.runtime.watchdog import Watchdog, Watched
 from actors.tools.actor import DispatcherClient, start_dispatchers, watched_dispatchers
 from actors.weights.start_timeout import start_timeout_s
+from cluster.planning.placement import num_dispatchers
 from cluster.preflight.prepare import Prepared
 from cluster.ray_cluster.live_nodes import LiveNodes
 from cluster.ray_cluster.seats import Seats
@@ -206,9 +207,10 @@ class RunActors:
         prepared, metrics = self._prepared, self._metrics.address
         reinforcement = prepared.job.reinforcement
         folder = self._folder
-        tools, shards, session = reinforcement.tools, prepared.job.cluster.dispatchers, reinforcement.session
+        tools, session = reinforcement.tools, reinforcement.session
+        count = num_dispatchers(tools, prepared.placement)
         signer = signer_of(reinforcement)
-        dispatchers = start_dispatchers(tools, self._operator, shards, session, folder, seats.beside, metrics, signer)
+        dispatchers = start_dispatchers(tools, self._operator, count, session, folder, seats.beside, metrics, signer)
         if session is not None:
             self._sessions = JobSessions(DispatcherClient(*dispatchers), folder, self._emit)
         graders = (

@@ -453,7 +453,6 @@ class Run:
         prepared, job = self._prepared, self._prepared.job
         loop = SupervisedLoop(
             prepared.plan,
-            job.supervised.algorithm,
             job.seed,
             prepared.tasks,
             prepared.validation,

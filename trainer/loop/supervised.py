@@ -22,7 +22,7 @@ from trainer.loop.restarts import Restarts
 from trainer.loop.saving import Progress
 from trainer.model.batch import WeightedSequence
 from trainer.protocols import Checkpointable, EventSink
-from trainer.spec.job import CheckpointInterval, SupervisedAlgorithm
+from trainer.spec.job import CheckpointInterval
 from trainer.spec.plan import Plan
 from trainer.types import StepReport, Task
 
@@ -45,7 +45,6 @@ class SupervisedLoop:
     def __init__(
         self,
         plan: Plan,
-        algorithm: SupervisedAlgorithm,
         seed: int,
         tasks: Sequence[Task],
         validation: Sequence[Task],
@@ -57,7 +56,6 @@ class SupervisedLoop:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._plan = plan
-        self._algorithm = algorithm
         self._seed = seed
         self._tasks = tasks
         self._validation = validation
@@ -153,7 +151,7 @@ class SupervisedLoop:
         sequences = []
         for task in tasks:
             for sample in self._samples(task.messages, task.tools):
-                weights = np.where(sample.mask, 1.0, self._algorithm.context_weight).astype(np.float32)
+                weights = np.array(sample.mask, dtype=np.float32)
                 weights[0] = 0.0  # nothing predicts the first token
                 sequences.append(WeightedSequence(np.array(sample.token_ids, dtype=np.int32), weights))
         return sequences

@@ -46,7 +46,7 @@ class CommonHyperparameters(Strict):
 
 
 class OptimizerSpec(Strict):
-    """Base class of the settings of AdamW."""
+    """AdamW, with gradients clipped to norm 1."""
 
     learning_rate: Annotated[float, Field(gt=0)] | Auto = "auto"
     """Base learning rate, the size of each update; auto: by the number of the model's parameters, 1e-6 at 8 billion
@@ -122,11 +122,10 @@ class RolloutLimits(Strict):
     """How often a discarded rollout is repeated, each time under a new trace id; one lost with its engine is repeated
     once more. After that its group continues without it if at least half of the group, and two, are graded; a training
     group is otherwise sampled again, once."""
-    straggler_quorum: Annotated[float, Field(gt=0, le=1)] = 0.75
-    """Share of a training group's rollouts that must have ended before `straggler_wait_s` starts."""
     straggler_wait_s: Annotated[float, Field(gt=0)] | None = None
-    """Seconds that the rest of a training group has left once `straggler_quorum` of it has ended; null: no limit. Set
-    it if a few slow rollouts hold up the steps; what is not done by then is discarded. Validation always waits."""
+    """Seconds that the rest of a training group has left once three quarters of it have ended; null: no limit. Set it
+    if a few slow rollouts hold up the steps; rollouts that have not ended by then are discarded. Validation always
+    waits."""
     max_failure_rate: Annotated[float, Field(gt=0, le=1)] = 0.5
     """While more than this share of the latest 16 to 64 rollouts was discarded, only probes are started, until one is
     graded. So an endpoint that is down costs time and no data. Rollouts lost with their engine do not count."""
@@ -267,21 +266,13 @@ class Reinforcement(Strict):
 # -- supervised --------------------------------------------------------------------------------------------------------
 
 
-class SupervisedAlgorithm(OptimizerSpec):
-    """AdamW on the cross-entropy of tokens, with gradients clipped to norm 1."""
-
-    context_weight: Rate = 0.0
-    """Weight in the loss of tokens outside the assistant's turns; 0: they are not trained. Set it between 0 and 1 if
-    the model should also learn the language of the prompts."""
-
-
 class Supervised(Strict):
     """How to imitate whole conversations, whose last message is the assistant's: cross-entropy on its tokens."""
 
     hyperparameters: CommonHyperparameters = CommonHyperparameters()
     """OpenAI's hyperparameters; each can be auto."""
-    algorithm: SupervisedAlgorithm = SupervisedAlgorithm()
-    """Learning rate, and which tokens count."""
+    algorithm: OptimizerSpec = OptimizerSpec()
+    """Learning rate, its schedule, and whether to train an adapter."""
 
 
 class Method(Strict):
@@ -354,9 +345,6 @@ class ClusterSpec(Strict):
     rank_cores: Processes | Auto = "auto"
     """CPU cores, and threads, of each learner rank. auto: the cores of a node divided by its GPUs, at most 16; 1 on
     CPUs."""
-    dispatchers: Processes = 1
-    """Processes that call tools; they share each endpoint's limits. Raise it only if one is busy all the time, at
-    thousands of calls per second."""
     colocated: bool | Auto = "auto"
     """Engines and learner ranks share the same GPUs or cores, which needs fewer of them and takes longer; auto: if the
     cluster has one GPU. They share a GPU's memory if both fit at once, else they take turns; on cores they always do.

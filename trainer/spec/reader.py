@@ -22,6 +22,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from trainer.errors import Problem
+from trainer.spec.removed import REMOVED_SETTINGS
 
 M = TypeVar("M", bound=BaseModel)
 KeyPath = tuple[str | int, ...]
@@ -173,6 +174,8 @@ def _problem(
         message, remedy = f"required {what} is missing", keys.missing(path, given)
     elif kind == "extra_forbidden":
         message, remedy = "unknown key", keys.instead_of(path)
+        if (reason := REMOVED_SETTINGS.get(str(path[-1]))) is not None:
+            message, remedy = f"{path[-1]} was removed: {reason}", "delete this setting"
     elif kind == "union_tag_not_found":
         message, remedy = "`type` is missing", "add `type: ...`"
     elif kind == "union_tag_invalid":

@@ -145,7 +145,7 @@ async def test_a_training_group_leaves_out_stragglers_and_a_validation_group_wai
             await ended.wait()
         return graded(asked)
 
-    made = Made(run, straggler_quorum=0.75, straggler_wait_s=0.05)
+    made = Made(run, straggler_wait_s=0.05)
     group = await made.groups.sample(group_request())
     assert len(group.rollouts) == 6
     assert [(d.sample, d.reason) for d in group.discarded] == [(6, "straggler"), (7, "straggler")]

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from cluster.planning.layout import ClusterPlan, lay_out
+from cluster.planning.layout import DISPATCHER_BYTES, ClusterPlan, lay_out
 from cluster.planning.memory import GIB, activation_bytes, engine_memory, kv_bytes_per_token, rank_memory
 from cluster.planning.model import ModelShape
 from cluster.planning.nodes import Node
-from cluster.planning.placement import Placement, Request, assign
+from cluster.planning.placement import Placement, Request, assign, num_dispatchers
 from cluster.planning.plan import plan_placement
 from tests.support.builders import job
 from trainer.errors import Problem
+from trainer.spec.endpoints import ToolSpec
 from trainer.spec.job import JobSpec
 from trainer.spec.lora import LoraSpec
 
@@ -54,6 +55,40 @@ def on_policy(**cluster: Any) -> JobSpec:
 
 def codes(problems: tuple[Problem, ...]) -> list[str]:
     return [problem.code for problem in problems]
+
+
+def tools(*limits: int) -> list[ToolSpec]:
+    """Tools with these values of `max_concurrency`."""
+    url = "https://tools.example"
+    return [ToolSpec(name=f"tool-{i}", server_url=url, max_concurrency=limit) for i, limit in enumerate(limits)]
+
+
+@pytest.mark.parametrize(
+    ("engines", "sequences", "limits", "expected"),
+    [
+        (1, 64, [], 1),
+        (1, 64, [64], 1),
+        (4, 256, [5_000, 5_000], 1),
+        (5, 256, [5_000, 5_000], 2),
+        (64, 256, [64, 64], 1),
+        (64, 256, [1_024, 1_025], 3),
+        (64, 256, [100_000], 16),
+    ],
+)
+def test_dispatchers_follow_from_the_calls_at_a_time(
+    engines: int, sequences: int, limits: list[int], expected: int
+) -> None:
+    placement = replace(resolved(), engines=engines, max_num_seqs=sequences)
+    assert num_dispatchers(tools(*limits), placement) == expected
+
+
+def test_the_memory_of_all_dispatchers_is_planned() -> None:
+    def used(limit: int) -> int:
+        tool = {"name": "a", "server_url": "https://tools.example", "max_concurrency": limit}
+        made = job({"algorithm": {"lora": "off"}, "tools": [tool]}, cluster=GIVEN | {"max_num_seqs": 65_536})
+        return plan_placement(made, [EIGHT_GPUS], None, 16_384).host_bytes[0]
+
+    assert used(4_096) - used(1_024) == 3 * DISPATCHER_BYTES
 
 
 # -- what auto means ---------------------------------------------------------------------------------------------------

@@ -97,11 +97,11 @@ def test_a_part_with_secrets_that_is_no_longer_named_is_refused(tmp_path: Path, 
 def test_a_setting_that_no_longer_exists_is_left_out_with_a_warning(tmp_path: Path) -> None:
     spec = job(model=str(BASE))
     record = json.loads(json.dumps(spec.model_dump(mode="json")))
-    record["method"]["reinforcement"]["limits"]["max_naps"] = 3
+    record["method"]["reinforcement"]["limits"]["straggler_quorum"] = 0.5
     found = began(tmp_path, spec, job=record)
     assert found.keep(spec).reinforcement.limits == spec.reinforcement.limits
     (warning,) = found.warnings
-    assert warning.startswith("method.reinforcement.limits.max_naps: this setting no longer exists")
+    assert warning.startswith("method.reinforcement.limits.straggler_quorum: this setting no longer exists")
 
 
 def test_a_newer_setting_may_be_named_with_its_default_only(tmp_path: Path) -> None:

@@ -59,13 +59,13 @@ MAY_DIFFER = """
     EarlyStop: patience min_gain
     CommonHyperparameters: eval_interval
     Hyperparameters: eval_samples
-    RolloutLimits: rollout_timeout_s max_rollout_retries straggler_quorum straggler_wait_s max_failure_rate
+    RolloutLimits: rollout_timeout_s max_rollout_retries straggler_wait_s max_failure_rate
     Endpoint: headers timeout_s attempt_timeout_s max_concurrency rate_limit_per_s max_retries
     ToolSpec: server_url idempotent hedge_after_s
     SessionSpec: start_url end_url max_open
     EndpointGrader: url hedge_after_s rate_limit_per_s
     PythonGrader: timeout_s
-    ClusterSpec: engines learner_ranks engine_cores rank_cores dispatchers colocated engine_gpus dtype zero_stage
+    ClusterSpec: engines learner_ranks engine_cores rank_cores colocated engine_gpus dtype zero_stage
     ClusterSpec: context_length max_num_seqs micro_batch_tokens offload weight_transport checkpoint_interval
     ClusterSpec: share_engines
     CheckpointInterval: minutes steps
@@ -85,7 +85,6 @@ COVERED = """
     AlgorithmSpec: advantage clip_low clip_high importance_cap max_divergence kl_coef max_staleness
     AlgorithmSpec: updates_per_batch temperature eval_temperature router_replay
     Supervised: hyperparameters algorithm
-    SupervisedAlgorithm: context_weight
     ToolSpec: name max_output_bytes
     GraderBase: name pass_threshold
     StringCheckGrader: type input reference operation

@@ -141,7 +141,7 @@ def test_a_variable_may_be_put_into_any_scalar() -> None:
         ({"max_episode_step": 3}, "max_episode_step"),
         ({"max_episode_steps": "many"}, "'many'"),
         ({"max_episode_steps": 0}, "0 is less than the minimum of 1"),
-        ({"limits": {"straggler_quorum": 1.5}}, "1.5 is greater than the maximum of 1"),
+        ({"limits": {"max_failure_rate": 1.5}}, "1.5 is greater than the maximum of 1"),
         ({"limits": []}, "[] is not of type 'object'"),
         ({"algorithm": {"advantage": "grpoo"}}, "'grpoo'"),
         ({"grader": {"type": "endpoint"}}, "'url' is a required property"),

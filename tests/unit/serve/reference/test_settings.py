@@ -25,8 +25,8 @@ def test_each_setting_is_listed_once() -> None:
 
 
 def test_a_setting_says_what_may_be_written() -> None:
-    found = setting("method.reinforcement.limits.straggler_quorum")
-    assert (found.type, found.default, found.bounds) == ("number", "0.75", "above 0, at most 1")
+    found = setting("method.reinforcement.limits.max_failure_rate")
+    assert (found.type, found.default, found.bounds) == ("number", "0.5", "above 0, at most 1")
     found = setting("cluster.engine_gpus")
     assert (found.type, found.default, found.bounds) == ("integer or auto", "auto", "at least 0, at most 1,024")
     found = setting("method.reinforcement.algorithm.learning_rate")

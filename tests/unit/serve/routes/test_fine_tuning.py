@@ -320,6 +320,7 @@ BAD_REQUESTS = [
     create("wandb without a project", "integrations[0].wandb.project", integrations=[{"type": "wandb", "wandb": {}}]),
     create("unknown key", "n_epochs", n_epochs=3),
     create("cluster unknown key", "cluster.gpus", cluster={"gpus": 8}),
+    create("cluster removed key", "cluster.dispatchers", cluster={"dispatchers": 2}),
     create("cluster a number", "cluster", cluster=8),
     create("cluster engines 0", "cluster.engines", cluster={"engines": 0}),
     create("top-level hyperparameters with a method", "hyperparameters", hyperparameters={"n_epochs": 3}),

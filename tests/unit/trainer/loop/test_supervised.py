@@ -20,7 +20,7 @@ from trainer.loop.restarts import PAUSES_S
 from trainer.loop.supervised import SupervisedLoop
 from trainer.metrics import metric_of
 from trainer.model.batch import WeightedSequence
-from trainer.spec.job import CheckpointInterval, SupervisedAlgorithm
+from trainer.spec.job import CheckpointInterval
 from trainer.types import StepReport
 
 EVERY_THIRD = CheckpointInterval(minutes=None, steps=3)
@@ -61,7 +61,6 @@ class Run:
         tasks = [task(str(i), str(i)) for i in range(6)]
         self.loop = SupervisedLoop(
             plan(**{"num_rows": 6, "steps": 9, "n_epochs": 3, "batch_size": 2, "eval_interval": 4} | changes),
-            SupervisedAlgorithm(),
             7,
             tasks,
             [task("6", "6")],

@@ -9,18 +9,15 @@ from os.path import expanduser, relpath
 from pathlib import Path
 from typing import Any
 
-import pydantic
 import pytest
 
 from tests.support.builders import raw_job
 from tests.support.paths import ROOT
+from tests.support.settings import all_models
 from trainer.errors import InvalidJob, Problem
-from trainer.spec import job as spec
-from trainer.spec.endpoints import Endpoint
-from trainer.spec.graders import GraderBase
-from trainer.spec.integrations import IntegrationBase
 from trainer.spec.job import FILES, JobSpec
 from trainer.spec.job_file import load_job, read_job, with_lines
+from trainer.spec.removed import REMOVED_SETTINGS
 
 
 def job_of(raw: Any, environment: dict[str, str] | None = None) -> JobSpec:
@@ -271,11 +268,6 @@ def test_response_format_accepts_the_chat_completions_form_and_the_responses_for
     assert job_of(raw_job(response_format=None)).reinforcement.response_format is None
 
 
-def models() -> list[type[pydantic.BaseModel]]:
-    found = [v for v in vars(spec).values() if isinstance(v, type) and issubclass(v, pydantic.BaseModel)]
-    return [model for model in found if model is not spec.Strict]
-
-
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
@@ -340,12 +332,37 @@ def test_arguments_of_a_template_keep_their_types() -> None:
     assert json.dumps(options.template_arguments) == json.dumps(given)
 
 
-def test_there_are_few_settings() -> None:
-    """The keys of endpoints, graders and integrations are not counted: OpenAI's API defines them."""
-    parts = {"hyperparameters", "limits", "reward", "algorithm", "method", "cluster", "reinforcement", "supervised"}
-    parts |= {"checkpoint_interval", "model_options", "lora", "early_stop"}
-    jobs_own = [model for model in models() if not issubclass(model, (Endpoint, GraderBase, IntegrationBase))]
-    assert len({name for model in jobs_own for name in model.model_fields} - parts) <= 79
+SUPERVISED: dict[str, Any] = {"model": "m", "training_file": "t", "method": {"type": "supervised"}}
+
+
+@pytest.mark.parametrize(
+    ("job", "field", "message"),
+    [
+        (
+            raw_job(limits={"straggler_quorum": 0.75}),
+            "method.reinforcement.limits.straggler_quorum",
+            "straggler_quorum was removed: the quorum is always 0.75",
+        ),
+        (
+            raw_job() | {"cluster": {"dispatchers": 2}},
+            "cluster.dispatchers",
+            "dispatchers was removed: their number follows from the engines' sequences and the tools' max_concurrency",
+        ),
+        (
+            SUPERVISED | {"method": {"type": "supervised", "supervised": {"algorithm": {"context_weight": 0.1}}}},
+            "method.supervised.algorithm.context_weight",
+            "context_weight was removed: only the assistant's tokens are trained",
+        ),
+    ],
+)
+def test_a_removed_setting_is_refused_with_what_holds_instead(job: Any, field: str, message: str) -> None:
+    (problem,) = problems_of(job)
+    assert (problem.field, problem.message, problem.remedy) == (field, message, "delete this setting")
+
+
+def test_no_current_setting_has_the_name_of_a_removed_one() -> None:
+    current = {name for model in all_models() for name in model.model_fields}
+    assert current.isdisjoint(REMOVED_SETTINGS)
 
 
 def test_the_jobs_of_the_examples_are_valid() -> None:
