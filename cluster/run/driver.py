@@ -37,8 +37,7 @@ from cluster.run.readiness import Look, look_at
 from cluster.run.report_writer import ReportWriter
 from cluster.run.signals import Signals
 from cluster.run.step_traces import StepTraces
-from cluster.run.stream import EventStream
-from cluster.run.watch import Watch
+from cluster.run.stream import EventStream, Watch
 from cluster.stores.checkpoint_store import CheckpointStore
 from cluster.views.busy_sides import compare_sides
 from cluster.views.comparison.cheaper import fewer_calls

@@ -10,12 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.preflight.static import invalid_job
+from serve.importing.api import ApiSource
 from serve.importing.definition import definition_of, known_method
 from serve.importing.report import as_yaml, read_me, remembered
 from serve.importing.rows import Converted, convert
-from serve.importing.source import ROWS, Source
+from serve.importing.source import ROWS, FolderSource
 from serve.importing.wire import WireJob
 from trainer.errors import Problem, UserError
+
+Source = ApiSource | FolderSource
 
 
 def import_job(source: Source, out: Path | None, given: Mapping[str, Path], model: str | None) -> str:
