@@ -30,7 +30,7 @@ from serve.cli import completion, doctor, merge, ready
 from serve.cli.audit import app as audit_app
 from serve.cli.compare import compare_command
 from serve.cli.durations import seconds_of
-from serve.cli.explain import explain_command
+from serve.cli.explain import explain_command, schema
 from serve.cli.importing import app as import_app
 from serve.cli.init import init_command
 from serve.cli.job_files import (
@@ -47,7 +47,6 @@ from serve.cli.keys import DEFAULT_FOLDER, DatabaseUrl, Folder
 from serve.cli.keys import app as keys_app
 from serve.cli.open_run import open_console
 from serve.cli.prompt import print_prompt
-from serve.cli.schema import schema
 from serve.cli.traces import traces_command
 from trainer.errors import InvalidJob, MadeBefore, RftError
 
