@@ -158,16 +158,15 @@ def train_command(
                 spec, operator = read_job_file(job, operator, address)
             with importing():
                 from cluster.records.run_folder import new_run_folder
-                from cluster.run.driver import claim_run, train, train_in
+                from cluster.run.driver import claim_run, train
 
             given = [str(job), *given_options({"--address": address, "--config": config})]
             if claimed is None and open_:
                 folder = new_run_folder(runs, spec.suffix)
                 claimed = owning.enter_context(claim_run(folder, 0.0, print))
-            if claimed is None or resume is not None:
-                training = train(spec, runs, claimed, address, operator, given)
-            else:
-                training = train_in(spec, claimed, address, operator, given=given)
+            parent = runs if run_folder is None else run_folder.parent
+            must_resume = resume is not None
+            training = train(spec, parent, claimed, address, operator, given=given, must_resume=must_resume)
             opened = open_console(folder, resumed=resumed) if open_ and folder is not None else nullcontext()
             with job_lines(job), opened:
                 outcome = asyncio.run(training)
