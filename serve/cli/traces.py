@@ -173,7 +173,7 @@ class ServerTraces:
 
 
 def _compare(source: LocalTraces | ServerTraces, wanted: Wanted, before: str, after: str) -> None:
-    from cluster.views.trace_pairs import pairs_of, print_pairs
+    from cluster.views.traces import pairs_of, print_pairs
 
     sides = (source.find(replace(wanted, name=name), "oldest", None) for name in (before, after))
     if not print_pairs(pairs_of(*sides), Console(emoji=False)):
