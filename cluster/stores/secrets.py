@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from trainer.data.durable import sync_to_disk
 from trainer.errors import RftError, UserError
 
 KEY_FILE = "secret.key"
@@ -125,11 +126,7 @@ class FileSecrets:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_to_disk(self.path.parent)
 
 
 MasterSecrets = FixedSecrets | FileSecrets
