@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,8 +76,8 @@ class Comparisons:
                 row["question"] = compared.question
         finally:
             self._comparing.release()
-        finite: dict[str, Any] = json.loads(json.dumps(plain(found)), parse_constant=lambda _: None)
-        return finite
+        public: dict[str, Any] = plain(found)
+        return public
 
     def _sides(self, wanted: Sequence[Wanted]) -> list[Side]:
         runs = [RunFolder(self._runs / side.job_id) for side in wanted]

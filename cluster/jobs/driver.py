@@ -40,7 +40,7 @@ from cluster.ray_cluster.job_status import NEEDED_TO_STOP_S
 from cluster.ray_cluster.session import ray_session
 from cluster.records.redact import plain
 from cluster.records.run_folder import RunFolder
-from cluster.run.driver import claim_run_soon, look_before, train_in
+from cluster.run.driver import claim_run_soon, look_before, train
 from cluster.run.readiness import Look
 from cluster.stores.database import DatabaseError
 from cluster.stores.job_states import IllegalMove, JobStatus
@@ -129,7 +129,7 @@ async def _run(
     claimed = await claim_run_soon(folder, NEEDED_TO_STOP_S, partial(print, flush=True))
     try:
         if record.look is None:
-            return await train_in(job, claimed, address, server.operator, sink), None
+            return await train(job, folder.parent, claimed, address, server.operator, sink), None
         look = Look(**record.look)
         return await look_before(job, look, folder.parent, address, server.operator, folder=claimed, watch=sink)
     finally:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.stores.blobs import Blobs, FolderBlobs, RemoteBlobs
+from cluster.stores.blobs import open_blobs
 from cluster.stores.database import Database
 from cluster.stores.file_store import FileStore
 from cluster.stores.job_store import JobStore
@@ -59,11 +59,6 @@ class DriverSettings:
         """The cluster's address; Ray passes it to its jobs as an environment variable."""
         return variable(os.environ, "RAY_ADDRESS") or self.address
 
-    def blobs(self) -> Blobs:
-        """Where the bytes of files are stored."""
-        folder = Path(self.folder) / "files"
-        return FolderBlobs(folder) if self.files is None else RemoteBlobs(self.files, folder)
-
     def write(self) -> Path:
         """Write the settings to a file in the server's folder, replacing it atomically; returns its path."""
         path = Path(self.folder) / SETTINGS_FILE
@@ -88,7 +83,7 @@ class Server:
         self.operator = load_operator(None if settings.config is None else Path(settings.config), folder)
         self.database = Database(settings.database)
         self.store = JobStore(self.database)
-        self.files = FileStore(self.database, settings.blobs(), folder)
+        self.files = FileStore(self.database, open_blobs(settings.files, folder / "files"), folder)
         self.registry = ModelRegistry(self.database, self.operator.aliases)
         self._box = SecretBox.of_folder(folder)
 

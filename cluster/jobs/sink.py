@@ -50,7 +50,7 @@ PROGRESS_EVERY_S = 30.0
 
 
 class StoreSink:
-    """A Watch (cluster/run/watch.py) of one driver. `name` maps a step to a model name, and None to the final one.
+    """A Watch (cluster/run/stream.py) of one driver. `name` maps a step to a model name, and None to the final one.
 
     Clients read what it writes: texts of events that are private to the operator are left out, and each path in `names`
     is replaced by its name.

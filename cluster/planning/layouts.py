@@ -17,12 +17,7 @@ from typing import TypeVar, get_args
 
 from actors.learner.sizes import ASLEEP_SLACK
 from cluster.planning.memory import Memory, by_turns, engine_memory, rank_memory
-from cluster.planning.placement import (
-    Placement,
-    RecordedLayout,
-    Request,
-    micro_batch_sizes,
-)
+from cluster.planning.placement import RECORDED, Placement, RecordedLayout, Request, micro_batch_sizes
 from trainer.spec.lora import LoraSpec
 from trainer.spec.offload import Offload
 
@@ -54,7 +49,7 @@ def placements_of(request: Request, *, fewest_gpus: bool = False) -> Iterator[Pl
     if search.on_gpus:
         yield from search.on_gpus_by_size() if fewest_gpus else search.balanced()
     else:
-        yield search.on_cores()
+        yield search.base
 
 
 def _recorded(request: Request, search: _Search) -> Placement | None:
@@ -62,12 +57,9 @@ def _recorded(request: Request, search: _Search) -> Placement | None:
     kept: RecordedLayout = request.recorded
     if kept.engines is None or not search.on_gpus or not request.learner:
         return None
-    base = search.base
-    given = request.job.cluster
-    names = ("engines", "engine_gpus", "learner_ranks", "zero_stage", "offload", "max_num_seqs")
+    given, names = request.job.cluster, [name for name in RECORDED if name != "micro_batch_tokens"]
     values = {name: getattr(kept, name) for name in names if getattr(given, name) == "auto"}
-    values |= {name: getattr(kept, name) for name in ("engine_cores", "rank_cores") if getattr(given, name) == "auto"}
-    return replace(base, **{name: value for name, value in values.items() if value is not None})
+    return replace(search.base, **{name: value for name, value in values.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +95,8 @@ class _Search:
 
     # -- on CPUs -------------------------------------------------------------------------------------------------------
 
-    def on_cores(self) -> Placement:
-        """The placement on CPUs, which training of all weights has unless the job says otherwise."""
-        return self.base
-
     def _base(self) -> Placement:
-        """Return one engine and one rank, with the values that the job gives."""
+        """Return one engine and one rank, with the values that the job gives: the placement on CPUs."""
         request, cluster = self._request, self._cluster
         gpus = int(self.on_gpus) if cluster.engine_gpus == "auto" else cluster.engine_gpus
         share = self._cores_per_gpu()

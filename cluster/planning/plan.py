@@ -13,7 +13,7 @@ from actors.learner.sizes import STATE_BYTES
 from cluster.planning.layout import ClusterPlan, lay_out
 from cluster.planning.model import ModelShape
 from cluster.planning.nodes import Node
-from cluster.planning.placement import Placement, RecordedLayout, Request, Settings
+from cluster.planning.placement import Placement, Request, Settings
 from trainer.errors import Problem
 from trainer.spec.job import CheckpointInterval, ClusterSpec, JobSpec
 from trainer.spec.lora import LoraSpec
@@ -147,24 +147,6 @@ def _more_nodes_and_settings(request: Request) -> Remedy | None:
         if found := _smallest(remedy.applied(request), settings):
             return replace(remedy, settings=found[0].settings)
     return None
-
-
-def plan_placement(
-    job: JobSpec,
-    nodes: Sequence[Node],
-    model: ModelShape | None,
-    context_length: int,
-    *,
-    learner: bool = True,
-    recorded: RecordedLayout | None = None,
-    **others: Any,
-) -> ClusterPlan:
-    """Plan a job on `nodes`: resolve settings that are `auto`, place each actor, and find what does not fit.
-
-    Without a `model`, memory is not checked. Without `learner`, the run only grades. `recorded` is the layout of the
-    run that is resumed; `others` are further fields of the Request.
-    """
-    return plan_of(Request(job, tuple(nodes), model, context_length, learner, recorded or RecordedLayout(), **others))
 
 
 def plan_of(request: Request, *, fewest_gpus: bool = False) -> ClusterPlan:

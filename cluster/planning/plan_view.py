@@ -45,11 +45,6 @@ def request_of_file(path: Path, nodes: Sequence[Node]) -> Request:
     return Request(job, tuple(nodes), model.shape, context, adapter=model.adapter)
 
 
-def plan_of_file(path: Path, nodes: Sequence[Node]) -> ClusterPlan:
-    """The plan of a job file; raises as `request_of_file`."""
-    return plan_of(request_of_file(path, nodes))
-
-
 def print_planned(console: Console, request: Request, *, smallest: bool, as_json: bool) -> bool:
     """Print the plan of a request, or of the layout with the fewest GPUs; returns whether it fits."""
     plan = plan_of(request, fewest_gpus=smallest)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -21,6 +21,7 @@ from typing import IO
 import psutil
 import ray
 from ray.dashboard.utils import ray_address_to_api_server_url
+from ray.job_config import JobConfig
 
 from actors.runtime.cores import usable_cores
 from actors.runtime.exporter import HOST as METRICS_HOST
@@ -28,7 +29,6 @@ from actors.runtime.temporary import short_temporary_folder
 from cluster.planning.nodes import Node
 from cluster.ray_cluster.live_nodes import live_nodes
 from cluster.ray_cluster.loopback import keep_token_private, loopback_variables, on_the_loopback
-from cluster.ray_cluster.search_path import job_config
 from trainer.errors import InvalidJob, Problem, RftError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -97,6 +97,23 @@ def _session(address: str | None) -> Iterator[list[Node]]:
         yield live_nodes()
     finally:
         ray.shutdown()
+
+
+class _NoFolders(list[str]):
+    """A list to which Ray adds the folders that its workers search first."""
+
+    def extend(self, folders: Iterable[str]) -> None:
+        """Add none of them: they are the working directory and the folder of the command."""
+
+
+def job_config() -> JobConfig:
+    """Return the settings of a Ray job whose workers find modules only where their own Python finds them.
+
+    A user's own `trainer.py` beside the job must not hide our package of that name.
+    """
+    config = JobConfig()
+    config._py_driver_sys_path = _NoFolders()  # Ray has no public setting for it
+    return config
 
 
 @contextmanager

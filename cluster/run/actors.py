@@ -12,7 +12,8 @@ from typing import Any, cast
 import ray
 
 from actors.endpoints.signing import signer_of
-from actors.grading.pool import GraderPoolActor, GraderPoolClient, watched_graders
+from actors.grading.factory import graders_of
+from actors.grading.pool import GRACE_S, GraderPoolActor, GraderPoolClient, grade_deadline_s, watched_graders
 from actors.learner.group import LearnerGroup
 from actors.rollout.assignment import GroupAffinity
 from actors.rollout.canary import CANARY_LIMITS
@@ -35,10 +36,10 @@ from cluster.run.metrics_sink import MetricsSink
 from cluster.run.now import NowFile
 from cluster.run.reservation import reserve
 from cluster.run.sessions import JobSessions
-from cluster.run.stage_deadlines import stage_deadlines_s
 from trainer.errors import Discard, first_error
 from trainer.events import ComponentFailed, PhaseBegan
 from trainer.protocols import Emit
+from trainer.spec.job import Reinforcement
 from trainer.spec.operator.config import Operator
 
 
@@ -250,3 +251,16 @@ class RunActors:
             placed,
             start_timeout_s=start_timeout_s(Path(prepared.job.model)),
         )
+
+
+def stage_deadlines_s(reinforcement: Reinforcement, operator: Operator) -> dict[str, float]:
+    """Return the seconds after which the calls of a stage have ended, answered or not; sampling has no deadline.
+
+    Calls of one turn, and the graders of one rollout, run concurrently.
+    """
+    session = reinforcement.session
+    return {
+        "session start": 0.0 if session is None else session.timeout_s + GRACE_S,
+        "tool calls": max((tool.timeout_s + GRACE_S for tool in reinforcement.tools), default=0.0),
+        "grading": max(grade_deadline_s(grader, operator) for _, grader in graders_of(reinforcement)),
+    }

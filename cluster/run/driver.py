@@ -37,8 +37,7 @@ from cluster.run.readiness import Look, look_at
 from cluster.run.report_writer import ReportWriter
 from cluster.run.signals import Signals
 from cluster.run.step_traces import StepTraces
-from cluster.run.stream import EventStream
-from cluster.run.watch import Watch
+from cluster.run.stream import EventStream, Watch
 from cluster.stores.checkpoint_store import CheckpointStore
 from cluster.views.busy_sides import compare_sides
 from cluster.views.comparison.cheaper import fewer_calls
@@ -116,42 +115,33 @@ async def claim_run_soon(path: Path, wait_s: float, tell: Tell) -> Claim:
 async def train(
     job: JobSpec,
     runs: Path,
-    resume: Claim | None,
-    address: str | None,
-    operator: Operator,
-    given: Sequence[str] = (),
-) -> Outcome:
-    """Train a job until it is done or a signal arrives; goes on with the run in the folder `resume` if given.
-
-    `given` is the job on the command line, its file and options, for the commands that are shown at the end.
-
-    Raises:
-        RftError: The run failed.
-    """
-    if resume is not None and not RunFolder(resume.path).resumes:
-        raise InvalidJob(f"{resume.path} has no checkpoint to resume from")
-    async with _run(job, runs, address, resume, operator, given=given) as run:
-        await run.train()
-    return run.outcome
-
-
-async def train_in(
-    job: JobSpec,
-    folder: Claim,
+    claimed: Claim | None,
     address: str | None,
     operator: Operator,
     watch: Watch | None = None,
     given: Sequence[str] = (),
+    *,
+    must_resume: bool = False,
 ) -> Outcome:
-    """Train a job in its own folder, going on with what is there.
+    """Train a job until it is done or a signal arrives.
 
-    So a lost job can be restarted with the same call. A job with a `watch` is a server's: its endpoints were tried when
-    it was created, so they are not tried here, and one that fails now is retried.
+    Args:
+        job: The job.
+        runs: Folder in which the run gets a folder, if none is claimed.
+        claimed: Run folder. Training resumes from what is in it, so a lost job is restarted by the same call.
+        address: Ray cluster; None starts a local one.
+        operator: The operator's configuration.
+        watch: Follows a job of a server. The endpoints of such a job were tried when it was created, so they are not
+            tried here, and one that fails now is retried.
+        given: The job on the command line, its file and options, for the commands that are shown at the end.
+        must_resume: Whether the claimed folder must have a checkpoint.
 
     Raises:
         RftError: The run failed.
     """
-    async with _run(job, folder.path.parent, address, folder, operator, watch, given=given) as run:
+    if must_resume and claimed is not None and not RunFolder(claimed.path).resumes:
+        raise InvalidJob(f"{claimed.path} has no checkpoint to resume from")
+    async with _run(job, runs, address, claimed, operator, watch, given=given) as run:
         await run.train()
     return run.outcome
 

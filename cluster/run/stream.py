@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from cluster.records.redact import plain
 from cluster.run.plugins import PluginSink
@@ -20,11 +20,21 @@ from trainer.protocols import Sink
 from trainer.run_events import RunEvent, data_of, stored
 from trainer.types import Group
 
+if TYPE_CHECKING:
+    from cluster.preflight.prepare import Prepared
+
 
 class GroupSink(Protocol):
     """Stores or counts rollouts."""
 
     def groups(self, name: str, groups: Sequence[Group]) -> None: ...
+
+
+class Watch(Sink, Protocol):
+    """A Sink by which a server follows the driver of one of its jobs; it also receives the resolved job."""
+
+    def prepared(self, prepared: Prepared) -> None:
+        """Called when the job has passed its checks, before any event, and again if it gets another layout."""
 
 
 class EventStream:

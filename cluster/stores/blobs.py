@@ -124,3 +124,8 @@ class RemoteBlobs:
 
     def _remote_path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"
+
+
+def open_blobs(url: str | None, folder: Path) -> Blobs:
+    """Open the storage at an fsspec URL with `folder` as its cache; None stores the files in `folder`."""
+    return FolderBlobs(folder) if url is None else RemoteBlobs(url, folder)

@@ -9,13 +9,16 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnection
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
+
+T = TypeVar("T")
 
 DatabaseError = SQLAlchemyError
 """Whatever a connection or a statement fails with."""
@@ -44,6 +47,11 @@ def reason_of(error: BaseException) -> str:
 
 class Base(DeclarativeBase):
     """Base class of all tables."""
+
+
+def record_of(kind: type[T], row: Any) -> T:
+    """Return the record `kind` with the columns of a row that have the names of its fields."""
+    return kind(**{field.name: getattr(row, field.name) for field in fields(kind)})  # type: ignore[arg-type]
 
 
 class Database:

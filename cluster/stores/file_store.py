@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,7 +23,7 @@ from sqlalchemy import BigInteger, Select, String, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from cluster.stores.blobs import Blobs
-from cluster.stores.database import Base, Database
+from cluster.stores.database import Base, Database, record_of
 from trainer.errors import RftError, UserError
 
 MAX_NAME_CHARS = 255
@@ -77,7 +77,7 @@ class Incoming:
     path: Path
     file: BinaryIO
     max_bytes: int
-    num_bytes: int = field(default=0)
+    num_bytes: int = 0
 
     async def write(self, data: bytes) -> None:
         """Append `data`.
@@ -161,7 +161,7 @@ class FileStore:
             raise _disk_error(error) from None
         try:
             with self._database.session() as session:
-                session.add(FileRow(**{name: getattr(record, name) for name in FileRecord.__slots__}))
+                session.add(FileRow(**asdict(record)))
         except BaseException:
             self._blobs.delete(record.id)
             raise
@@ -198,7 +198,7 @@ class FileStore:
             UnknownFile: There is no file `id`.
         """
         with self._database.session() as session:
-            return _record(self._row(session, id))
+            return record_of(FileRecord, self._row(session, id))
 
     def path(self, id: str) -> Path:
         """The path of the file on this machine.
@@ -229,7 +229,7 @@ class FileStore:
                 last = self._row(session, after).number
                 wanted = wanted.where(number < last if newest_first else number > last)
             rows = session.scalars(wanted.limit(limit + 1)).all()
-            return [_record(row) for row in rows[:limit]], len(rows) > limit
+            return [record_of(FileRecord, row) for row in rows[:limit]], len(rows) > limit
 
     # -- deleting ------------------------------------------------------------------------------------------------------
 
@@ -272,10 +272,6 @@ def plain_name(filename: str) -> str:
     last = filename.replace("\\", "/").rpartition("/")[2]
     kept = "".join(char for char in last if char.isprintable())[-MAX_NAME_CHARS:]
     return kept if kept.strip(". ") else "file"
-
-
-def _record(row: FileRow) -> FileRecord:
-    return FileRecord(**{name: getattr(row, name) for name in FileRecord.__slots__})
 
 
 def _disk_error(error: OSError) -> Exception:

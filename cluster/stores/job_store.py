@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Select, delete, false, func, or_, select, 
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session, aliased
 
-from cluster.stores.database import Database
+from cluster.stores.database import Database, record_of
 from cluster.stores.job_progress import Progress, progress_of
 from cluster.stores.job_states import (
     STATUSES,
@@ -291,7 +291,7 @@ class JobStore:
             )
             session.add(row)
             session.flush()
-            return _record(EventRecord, row)
+            return record_of(EventRecord, row)
 
     def events(self, job_id: str, *, after: str | None = None, limit: int = 20) -> tuple[list[EventRecord], bool]:
         """A page of the job's events, newest first, and whether more follow.
@@ -319,7 +319,7 @@ class JobStore:
             )
             session.add(row)
             session.flush()
-            return _record(CheckpointRecord, row)
+            return record_of(CheckpointRecord, row)
 
     def drop_checkpoint(self, job_id: str, step: int) -> None:
         with self._database.session() as session:
@@ -407,10 +407,6 @@ def _page(
         statement = statement.where(table.number < number)
     rows = list(session.execute(statement.order_by(table.number.desc()).limit(limit + 1)))
     return rows[:limit], len(rows) > limit
-
-
-def _record(kind: type[T], row: Any) -> T:
-    return kind(**{field.name: getattr(row, field.name) for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def _job(row: Any) -> JobRecord:

@@ -99,7 +99,7 @@ class KeyStore:
             id=id,
             name=name,
             scopes=",".join(dict.fromkeys(scopes)),
-            hash=_hash(token),
+            hash=token_hash(token),
             created_at=now,
             requests_per_minute=requests_per_minute,
             expires_at=None if expires_after_s is None else now + expires_after_s,
@@ -117,7 +117,7 @@ class KeyStore:
         with self._database.session() as session:
             row = session.get(KeyRow, match[1])
             # Compare for an unknown id too, so that it takes as long as for a known one.
-            same = hmac.compare_digest(_hash(token), row.hash if row is not None else _hash(""))
+            same = hmac.compare_digest(token_hash(token), row.hash if row is not None else token_hash(""))
             key = _key(row) if row is not None and same and row.revoked_at is None else None
             return None if key is None or key.has_expired(self._clock()) else key
 
@@ -147,7 +147,8 @@ class KeyStore:
             return _key(row)
 
 
-def _hash(token: str) -> str:
+def token_hash(token: str) -> str:
+    """Return what is stored of a secret token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 

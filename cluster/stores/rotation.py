@@ -26,8 +26,8 @@ from cluster.stores.secrets import (
     VARIABLE,
     CannotOpen,
     FileSecrets,
-    FixedSecrets,
     Master,
+    MasterSecrets,
     SecretBox,
     head_of,
 )
@@ -51,7 +51,7 @@ class MasterRotation:
     def __init__(
         self,
         database: Database,
-        secrets: FixedSecrets | FileSecrets,
+        secrets: MasterSecrets,
         box: SecretBox | None = None,
         batch_rows: int = BATCH_ROWS,
     ) -> None:

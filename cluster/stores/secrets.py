@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from cryptography.exceptions import InvalidTag
 from cryptography.fernet import Fernet
@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from trainer.data.durable import sync_to_disk
 from trainer.errors import RftError, UserError
 
 KEY_FILE = "secret.key"
@@ -85,17 +86,6 @@ class Master:
         return f"Master({self.id})"
 
 
-class MasterSecrets(Protocol):
-    """Where the master secret is."""
-
-    def read(self) -> tuple[Master, ...]:
-        """All master secrets that open; the first one seals.
-
-        Raises:
-            RftError: There is none, or one is invalid.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class FixedSecrets:
     """Secrets that do not change while the process runs, such as those of its environment."""
@@ -113,6 +103,11 @@ class FileSecrets:
     path: Path
 
     def read(self) -> tuple[Master, ...]:
+        """Return the secrets, at least one.
+
+        Raises:
+            RftError: There is none, or one is invalid.
+        """
         try:
             lines = self.path.read_text().split()
         except OSError as error:
@@ -131,14 +126,14 @@ class FileSecrets:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_to_disk(self.path.parent)
 
 
-def secrets_of(folder: Path, environment: Mapping[str, str] = os.environ) -> FixedSecrets | FileSecrets:
+MasterSecrets = FixedSecrets | FileSecrets
+"""All master secrets that open; the first one seals."""
+
+
+def secrets_of(folder: Path, environment: Mapping[str, str] = os.environ) -> MasterSecrets:
     """The secrets in the environment, or else in the folder's key file, which may not exist yet.
 
     Raises:

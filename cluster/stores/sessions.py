@@ -5,7 +5,6 @@ Only a hash of each token is stored. The token has 256 random bits and nothing i
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from sqlalchemy import BigInteger, String, delete
 from sqlalchemy.orm import Mapped, mapped_column
 
 from cluster.stores.database import Base, Database
-from cluster.stores.keys import ApiKey, KeyStore
+from cluster.stores.keys import ApiKey, KeyStore, token_hash
 
 SESSION_S = 24 * 3600
 """How long a session lasts, unless its key ends before."""
@@ -41,21 +40,17 @@ class SessionStore:
         token, now = secrets.token_urlsafe(32), int(self._clock())
         with self._database.session() as session:
             session.execute(delete(SessionRow).where(SessionRow.expires_at <= now))
-            session.add(SessionRow(hash=_hash(token), key_id=key.id, expires_at=now + SESSION_S))
+            session.add(SessionRow(hash=token_hash(token), key_id=key.id, expires_at=now + SESSION_S))
         return token
 
     def find(self, token: str) -> ApiKey | None:
         """The key of a session; None if it has ended, or its key was revoked or has expired."""
         with self._database.session() as session:
-            row = session.get(SessionRow, _hash(token))
+            row = session.get(SessionRow, token_hash(token))
             id = None if row is None or row.expires_at <= self._clock() else row.key_id
         return None if id is None else self._keys.valid(id)
 
     def close(self, token: str) -> None:
         """End a session. Idempotent."""
         with self._database.session() as session:
-            session.execute(delete(SessionRow).where(SessionRow.hash == _hash(token)))
-
-
-def _hash(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
+            session.execute(delete(SessionRow).where(SessionRow.hash == token_hash(token)))

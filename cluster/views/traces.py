@@ -1,7 +1,8 @@
-"""Selects recorded rollouts and prints them for people to read; discarded ones are shown with their reason."""
+"""Selects recorded rollouts and prints them, or two of a row side by side; discarded ones with their reason."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -37,31 +38,6 @@ class Trace:
     name: str
     request: GroupRequest
     end: Rollout | Discarded
-
-
-def select_traces(
-    run: RunFolder,
-    *,
-    name: str | None = None,
-    row: str | None = None,
-    trace: str | None = None,
-    worst: int | None = None,
-    best: int | None = None,
-) -> list[Trace]:
-    """Traces of the file `name` in its order, or the `worst` or `best` by grade.
-
-    `row` is a row's id or line number, `trace` the start of a trace id; without `name`, both are searched in all files.
-    With none of the three, the traces are those of the newest file. Discarded rollouts have no grade and are neither
-    among the worst nor the best.
-
-    Raises:
-        UserError: There are no rollouts, or none of this name, row or trace.
-    """
-    wanted = Wanted(name=name, row=row, trace=trace)
-    if wanted == Wanted():
-        wanted = Wanted(name=newest_file(run))
-    order: Order = "oldest" if worst is None and best is None else "worst" if best is None else "best"
-    return list(find_traces(run, wanted, order, worst if best is None else best))
 
 
 def newest_file(run: RunFolder) -> str:
@@ -224,3 +200,55 @@ def _say(console: Console, who: str, text: str, style: str, note: str = "") -> N
     said_text = Text(safe_text(cut(text)), style=style)
     line.add_row(Text(safe_text(who)), said_text.append(f"  ({note})", style="not bold dim") if note else said_text)
     console.print(line)
+
+
+# -- two files side by side --------------------------------------------------------------------------------------------
+
+MIN_WIDTH = 40
+
+
+def pairs_of(before: Iterable[Trace], after: Iterable[Trace]) -> Iterator[tuple[Trace, Trace]]:
+    """The first rollout of each row that both files have, graded if there is one, in the order of `after`."""
+    first, second = _by_row(before), _by_row(after)
+    return ((first[row], trace) for row, trace in second.items() if row in first)
+
+
+def _by_row(traces: Iterable[Trace]) -> dict[str, Trace]:
+    found: dict[str, Trace] = {}
+    for trace in traces:
+        known = found.get(trace.end.row_id)
+        if known is None or (isinstance(trace.end, Rollout) and not isinstance(known.end, Rollout)):
+            found[trace.end.row_id] = trace
+    return found
+
+
+def print_pairs(pairs: Iterable[tuple[Trace, Trace]], console: Console) -> int:
+    """Print each pair and return how many there were."""
+    width, count = max(MIN_WIDTH, (console.width - 3) // 2), 0
+    for count, (before, after) in enumerate(pairs, start=1):  # noqa: B007 - it is returned
+        console.print(
+            Rule(Text(f"row {safe_text(after.end.row_id)}: {_graded(before)} → {_graded(after)}", style="bold"))
+        )
+        table = Table.grid(padding=(0, 3, 0, 0))
+        table.add_column(width=width)
+        table.add_column(width=width)
+        table.add_row(*(Text.from_ansi(_printed(trace, width, console)) for trace in (before, after)))
+        console.print(table)
+    return count
+
+
+def _graded(trace: Trace) -> str:
+    return f"{trace.end.grade.value:.3f}" if isinstance(trace.end, Rollout) else "discarded"
+
+
+def _printed(trace: Trace, width: int, console: Console) -> str:
+    out = io.StringIO()
+    narrow = Console(
+        file=out,
+        width=width,
+        color_system="truecolor" if console.color_system else None,
+        force_terminal=console.is_terminal,
+        emoji=False,
+    )
+    print_traces([trace], narrow)
+    return out.getvalue()

@@ -1,10 +1,10 @@
-"""`agent-rft explain NAME`: what a name in a message, a file or a dashboard means, and what to do about it."""
+"""`agent-rft explain NAME` and `agent-rft schema`: names in messages and files, and the JSON schemas of files."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -58,3 +58,12 @@ def _text(entry: Entry) -> str:
             [f"  {title}: {value}"] if isinstance(value, str) else [f"  {title}:", *(f"    {item}" for item in value)]
         )
     return "\n".join(lines)
+
+
+def schema(
+    file: Annotated[Literal["job", "operator", "nodes"], typer.Argument(help="what the schema is of")],
+) -> None:
+    """Print the JSON schema of a file that you write, for editors and other programs."""
+    from serve.reference.schemas import schema_of
+
+    typer.echo(json.dumps(schema_of(file), indent=2, ensure_ascii=False))

@@ -11,7 +11,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 import typer
@@ -30,15 +30,6 @@ REWARD = "full_valid_mean_reward"
 ENDED = ("succeeded", "failed", "cancelled")
 WAITING = {"validating_files": "checking the job", "queued": "waiting for its turn", "paused": "paused"}
 """The phase to show for a status about which the driver sends no event."""
-
-
-class Progress(Protocol):
-    """Shows the progress of a job."""
-
-    def event(self, event: dict[str, Any]) -> None: ...
-
-    def job(self, job: dict[str, Any]) -> None:
-        """Shows the job's state after the events so far."""
 
 
 class JsonProgress:
@@ -97,7 +88,7 @@ class LiveProgress:
 def follow(
     client: httpx.Client,
     job: dict[str, Any],
-    progress: Progress,
+    progress: JsonProgress | LiveProgress,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:

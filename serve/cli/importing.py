@@ -45,8 +45,8 @@ def openai_command(
 ) -> None:
     """Write a job of OpenAI's fine-tuning API as job.yaml with its rows, and say what differs and what to set."""
     from serve.importing.api import ApiSource, client_of
-    from serve.importing.folder import import_job
-    from serve.importing.source import FolderSource, Source
+    from serve.importing.folder import Source, import_job
+    from serve.importing.source import FolderSource
     from serve.importing.wire import JOB_ID
 
     if (job is None) == (export is None):

@@ -30,7 +30,7 @@ from serve.cli import completion, doctor, merge, ready
 from serve.cli.audit import app as audit_app
 from serve.cli.compare import compare_command
 from serve.cli.durations import seconds_of
-from serve.cli.explain import explain_command
+from serve.cli.explain import explain_command, schema
 from serve.cli.importing import app as import_app
 from serve.cli.init import init_command
 from serve.cli.job_files import (
@@ -47,7 +47,6 @@ from serve.cli.keys import DEFAULT_FOLDER, DatabaseUrl, Folder
 from serve.cli.keys import app as keys_app
 from serve.cli.open_run import open_console
 from serve.cli.prompt import print_prompt
-from serve.cli.schema import schema
 from serve.cli.traces import traces_command
 from trainer.errors import InvalidJob, MadeBefore, RftError
 
@@ -159,16 +158,15 @@ def train_command(
                 spec, operator = read_job_file(job, operator, address)
             with importing():
                 from cluster.records.run_folder import new_run_folder
-                from cluster.run.driver import claim_run, train, train_in
+                from cluster.run.driver import claim_run, train
 
             given = [str(job), *given_options({"--address": address, "--config": config})]
             if claimed is None and open_:
                 folder = new_run_folder(runs, spec.suffix)
                 claimed = owning.enter_context(claim_run(folder, 0.0, print))
-            if claimed is None or resume is not None:
-                training = train(spec, runs, claimed, address, operator, given)
-            else:
-                training = train_in(spec, claimed, address, operator, given=given)
+            parent = runs if run_folder is None else run_folder.parent
+            must_resume = resume is not None
+            training = train(spec, parent, claimed, address, operator, given=given, must_resume=must_resume)
             opened = open_console(folder, resumed=resumed) if open_ and folder is not None else nullcontext()
             with job_lines(job), opened:
                 outcome = asyncio.run(training)

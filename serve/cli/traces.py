@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import httpx
 import typer
@@ -95,9 +95,8 @@ def traces_command(
         tool=tool,
         text=text,
     )
-    source: Source
     if (folder := Path(run)).exists() or not re.fullmatch(r"ftjob-[\w-]+", run):
-        source = LocalTraces(folder)
+        source: LocalTraces | ServerTraces = LocalTraces(folder)
     else:
         source = ServerTraces(client_of(base_url, api_key, profile, os.environ, profiles_file()), run)
     if compare is not None:
@@ -121,21 +120,8 @@ def traces_command(
         typer.echo(f"warning: {problem}", err=True)
 
 
-class Source(Protocol):
-    """Where traces come from."""
-
-    def newest(self) -> str:
-        """The name of the newest file."""
-
-    def find(self, wanted: Wanted, order: Order, limit: int | None) -> Iterator[Trace]:
-        """The traces that are wanted, in constant memory."""
-
-    def problems(self, wanted: Wanted) -> list[str]:
-        """What could not be read."""
-
-
 class LocalTraces:
-    """The traces of a run folder."""
+    """The traces of a run folder, read in constant memory."""
 
     def __init__(self, folder: Path) -> None:
         from cluster.records.run_folder import open_run
@@ -159,7 +145,7 @@ class LocalTraces:
 
 
 class ServerTraces:
-    """The traces of a server's job, page by page."""
+    """The traces of a server's job, read page by page."""
 
     def __init__(self, client: httpx.Client, job_id: str) -> None:
         self._client = client
@@ -186,8 +172,8 @@ class ServerTraces:
         return []
 
 
-def _compare(source: Source, wanted: Wanted, before: str, after: str) -> None:
-    from cluster.views.trace_pairs import pairs_of, print_pairs
+def _compare(source: LocalTraces | ServerTraces, wanted: Wanted, before: str, after: str) -> None:
+    from cluster.views.traces import pairs_of, print_pairs
 
     sides = (source.find(replace(wanted, name=name), "oldest", None) for name in (before, after))
     if not print_pairs(pairs_of(*sides), Console(emoji=False)):

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from cluster.stores.keys import ApiKey
-from cluster.stores.sessions import SESSION_S
+from cluster.stores.sessions import SESSION_S, SessionStore
 from serve.http.auth import Reader
 from serve.http.cookie import delete_session, session_of, set_session
 from serve.http.errors import ApiError
 from serve.http.schemas.keys import ConsoleSession, DeletedSession, SessionKey
 
 
-class Sessions(Protocol):
-    """The part of cluster.stores.sessions.SessionStore that the routes need."""
-
-    def open(self, key: ApiKey) -> str: ...
-    def close(self, token: str) -> None: ...
-
-
-def make_router(sessions: Sessions, *, read_only: bool = False) -> APIRouter:
+def make_router(sessions: SessionStore, *, read_only: bool = False) -> APIRouter:
     """Returns the routes of sessions. `read_only` tells the page that nothing can be changed here."""
     router = APIRouter(prefix="/console/session", tags=["console"])
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cluster.run.copies import open_store
 from cluster.stores.audit import OPERATOR, AuditLog
-from cluster.stores.blobs import Blobs, FolderBlobs, RemoteBlobs
+from cluster.stores.blobs import open_blobs
 from cluster.stores.database import DatabaseError, is_unavailable
 from cluster.stores.file_store import FileStore
 from cluster.stores.keys import KeyStore
@@ -83,10 +83,7 @@ class ServerState:
             make_private(folder, SIGNS)
             self.secrets = SecretBox.of_folder(folder)
             self.database = open_database(folder, locations.database)
-            remote = locations.files is not None
-            blobs: Blobs = (
-                RemoteBlobs(str(locations.files), folder / "files") if remote else FolderBlobs(folder / "files")
-            )
+            blobs = open_blobs(locations.files, folder / "files")
             self.files = FileStore(self.database, blobs, folder, operator.limits.max_file_bytes)
         except OSError as error:
             raise UserError(f"the server's folder {folder} cannot be used: {error.strerror}") from None

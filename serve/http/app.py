@@ -1,10 +1,12 @@
-"""The API as one FastAPI app: routers, the frame around them and the OpenAPI page, wherever it runs."""
+"""The API as one FastAPI app: routers, the frame around them, health checks and the OpenAPI page."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
+from types import MappingProxyType
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -15,11 +17,67 @@ from serve.http.access_log import AccessLog
 from serve.http.audit import Auditor
 from serve.http.auth import KEY_CACHE_S, Authenticator, KeyFinder, RateLimit
 from serve.http.deadlines import DEADLINES, Deadlines
-from serve.http.errors import PREFIX, base_url, install_handlers
+from serve.http.errors import PREFIX, ApiError, base_url, install_handlers
 from serve.http.frame import Frame
-from serve.http.health import NO_CHECKS, Checks, add_health
 from serve.http.schemas.base import FAILURES
 from trainer.spec.operator.config import ServerLimits
+
+CHECK_S = 3.0
+"""How long a check may take until its dependency is missing."""
+Checks = Mapping[str, Callable[[], None]]
+"""Functions that block and that raise if the dependency of this name cannot be used."""
+NO_CHECKS: Checks = MappingProxyType({})
+
+
+class Dependencies:
+    """Runs `checks` in threads, each of them once at a time however many requests wait for it."""
+
+    def __init__(self, checks: Checks, timeout_s: float = CHECK_S) -> None:
+        self._checks = checks
+        self._timeout_s = timeout_s
+        self._running: dict[str, asyncio.Task[str]] = {}
+
+    async def missing(self) -> dict[str, str]:
+        """Return the missing dependencies, each with the type of the error for the server's log."""
+        for name, check in self._checks.items():
+            if name not in self._running or self._running[name].done():
+                self._running[name] = asyncio.create_task(_error_of(check))
+        tasks = dict(self._running)
+        if tasks:
+            await asyncio.wait(tasks.values(), timeout=self._timeout_s)
+        slow = f"no answer within {self._timeout_s:g} s"
+        errors = {name: task.result() if task.done() else slow for name, task in tasks.items()}
+        return {name: error for name, error in errors.items() if error}
+
+
+async def _error_of(check: Callable[[], None]) -> str:
+    try:
+        await asyncio.to_thread(check)
+    except Exception as error:  # noqa: BLE001 - whatever a database or a file system raises, it cannot be used
+        return type(error).__name__
+    return ""
+
+
+def add_health(app: FastAPI, checks: Checks) -> None:
+    """Add `/health` for a live process and `/health/ready` for its dependencies. Neither needs an API key.
+
+    A restart repairs a process that does not answer, but no missing dependency.
+    """
+    dependencies = Dependencies(checks)
+
+    @app.get("/health", include_in_schema=False)
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/health/ready", include_in_schema=False)
+    async def ready(request: Request) -> JSONResponse:
+        missing = await dependencies.missing()
+        if not missing:
+            return JSONResponse({"status": "ready"})
+        cause = ", ".join(f"{name} ({error})" for name, error in missing.items())
+        request.state.failure = ApiError(503, "The server is not ready.", cause=f"missing: {cause}")
+        return JSONResponse({"status": "not_ready", "missing": list(missing)}, 503, {"Retry-After": "5"})
+
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 DEFAULT_LIMITS = ServerLimits()

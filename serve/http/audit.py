@@ -26,19 +26,6 @@ ACTIONS = {
     ("POST", "/v1/console/session"): "session.create",
     ("DELETE", "/v1/console/session"): "session.delete",
 }
-CHANGES_NOTHING = frozenset(
-    {
-        "/v1/chat/completions",
-        "/v1/embeddings",
-        "/v1/responses",
-        "/v1/fine_tuning/alpha/graders/validate",
-        "/v1/fine_tuning/alpha/graders/run",
-        "/v1/fine_tuning/alpha/tool/run",
-        "/v1/fine_tuning/jobs/check",
-        "/v1/fine_tuning/jobs/{job_id}/tool/run",
-    }
-)
-"""Routes of POST that leave nothing behind; the access log has them."""
 
 
 class Auditor(Protocol):

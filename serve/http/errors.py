@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from actors.runtime.fair_slots import NoSlot
-from cluster.jobs.remedies import for_client
+from cluster.jobs.problems import for_client
 from cluster.stores.database import is_unavailable, reason_of
 from trainer.errors import InvalidJob, RftError, UserError
 from trainer.spec.reader import field_name, key_path_of

@@ -7,7 +7,7 @@ object a line: the text of `model_dump_json()` of what the SDK returns.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -22,30 +22,6 @@ MAX_BODY_BYTES = 32 << 20
 MAX_FILE_BYTES = 1 << 30
 """Largest file of rows; OpenAI's limit is 512 MB."""
 MAX_EVENTS, MAX_CHECKPOINTS = 500, 500
-
-
-class Source(Protocol):
-    """A job, and what belongs to it."""
-
-    @property
-    def is_export(self) -> bool:
-        """Whether it is a folder, which the user can edit."""
-
-    def job(self) -> WireJob:
-        """The job.
-
-        Raises:
-            RftError: It cannot be read.
-        """
-
-    def events(self) -> list[WireEvent]:
-        """The last MAX_EVENTS events, newest first."""
-
-    def checkpoints(self) -> list[WireCheckpoint]:
-        """Up to MAX_CHECKPOINTS checkpoints."""
-
-    def rows(self, field: str, file_id: str, scratch: Path) -> Path | None:
-        """The file of `training_file` or `validation_file`, in `scratch` if it must be fetched; None if it is gone."""
 
 
 class FolderSource:

@@ -37,10 +37,14 @@ REQUIRED = frozenset({"model", "messages", "input"})
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
-class ContentPart(BaseModel):
-    """One part of a content list: text, the only kind of content that is supported."""
+class RequestPart(BaseModel):
+    """A part of a request. Unknown keys are ignored."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
+
+
+class ContentPart(RequestPart):
+    """One part of a content list: text, the only kind of content that is supported."""
 
     type: Literal["text", "input_text", "output_text", "refusal"]
     text: str | None = None
@@ -79,9 +83,7 @@ def _kind_of(message: Any) -> str:
     return role if role in ("assistant", "tool") else "plain"
 
 
-class PlainMessage(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
-
+class PlainMessage(RequestPart):
     role: Literal["developer", "system", "user", "assistant", "tool"]
     content: Parts
 
@@ -93,25 +95,19 @@ def _arguments(value: Any) -> Any:
 Arguments = Annotated[str, BeforeValidator(_arguments)]
 
 
-class CalledFunction(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
-
+class CalledFunction(RequestPart):
     name: Annotated[str, Field(min_length=1)]
     arguments: Arguments = "{}"
     """A JSON object as text; null and blank text mean `{}`."""
 
 
-class Call(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
-
+class Call(RequestPart):
     id: Annotated[str, Field(min_length=1)]
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
-class AssistantMessage(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
-
+class AssistantMessage(RequestPart):
     role: Literal["assistant"]
     content: Parts | None = None
     """May be left out if there are `tool_calls`."""
@@ -127,9 +123,7 @@ class AssistantMessage(BaseModel):
         return self
 
 
-class ToolMessage(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
-
+class ToolMessage(RequestPart):
     role: Literal["tool"]
     content: Parts
     """The result of the call."""
@@ -166,10 +160,10 @@ GrammarSchema = Annotated[dict[str, Any], AfterValidator(_checked_schema)]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 
-class Function(BaseModel):
+class Function(RequestPart):
     """A tool as the model sees it; additional keys are kept, as in training."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="allow")
+    model_config = ConfigDict(extra="allow")
 
     name: FunctionName
     description: str | None = None
@@ -180,28 +174,22 @@ class Function(BaseModel):
     """Accepted as in OpenAI's API."""
 
 
-class Tool(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
-
+class Tool(RequestPart):
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
-
+class NamedFunction(RequestPart):
     name: str
 
 
-class NamedTool(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
-
+class NamedTool(RequestPart):
     type: Literal["function"]
     function: NamedFunction
 
 
-class NamedSchema(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore", populate_by_name=True)
+class NamedSchema(RequestPart):
+    model_config = ConfigDict(populate_by_name=True)
 
     name: str = "response"
     description: str | None = None
@@ -211,9 +199,7 @@ class NamedSchema(BaseModel):
     """JSON schema of the answer; references must stay within it."""
 
 
-class ResponseFormat(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
-
+class ResponseFormat(RequestPart):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
@@ -224,9 +210,7 @@ class ResponseFormat(BaseModel):
         return self
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
-
+class StreamOptions(RequestPart):
     include_usage: bool | None = None
     """Send the numbers of tokens in a last chunk."""
 
@@ -238,10 +222,10 @@ def check_unique_names(tools: list[Tool]) -> list[Tool]:
     return tools
 
 
-class Sampling(BaseModel):
+class Sampling(RequestPart):
     """The keys that chat completions and responses share."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid")
+    model_config = ConfigDict(extra="forbid")
 
     model: Annotated[str, Field(min_length=1)]
     """Id of a base model, a tuned model or a checkpoint, see GET /models."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from serve.inference.chat_schema import (
     MAX_MESSAGES,
@@ -20,6 +20,7 @@ from serve.inference.chat_schema import (
     NamedFunction,
     NamedTool,
     Parts,
+    RequestPart,
     ResponseFormat,
     Sampling,
     Tool,
@@ -33,17 +34,13 @@ ENCRYPTED = "reasoning.encrypted_content"
 STATEFUL = ("previous_response_id", "conversation", "background", "prompt")
 
 
-class MessageItem(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
-
+class MessageItem(RequestPart):
     type: Literal["message"] = "message"
     role: Literal["developer", "system", "user", "assistant"]
     content: Parts
 
 
-class CallItem(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
-
+class CallItem(RequestPart):
     type: Literal["function_call"]
     call_id: Annotated[str, Field(min_length=1)]
     name: Annotated[str, Field(min_length=1)]
@@ -54,9 +51,7 @@ class CallItem(BaseModel):
         return CalledFunction(name=self.name, arguments=self.arguments)
 
 
-class OutputItem(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
-
+class OutputItem(RequestPart):
     type: Literal["function_call_output"]
     call_id: Annotated[str, Field(min_length=1)]
     """The `call_id` of a function call in the input."""
@@ -64,9 +59,7 @@ class OutputItem(BaseModel):
     """The result of the call."""
 
 
-class ReasoningItem(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
-
+class ReasoningItem(RequestPart):
     type: Literal["reasoning"]
     encrypted_content: str | None = None
     """Thoughts of an earlier response of this server, echoed."""
@@ -98,26 +91,20 @@ class FlatTool(Function):
         return Tool(type="function", function=Function(**function))
 
 
-class FlatNamedTool(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
-
+class FlatNamedTool(RequestPart):
     type: Literal["function"]
     name: str
 
 
-class Reasoning(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
-
+class Reasoning(RequestPart):
     effort: Effort | None = None
     """Limits thoughts: low 512, medium 2048, high 8192 tokens; by default as in the model's training."""
     summary: Any = None
     """Ignored: there are no summaries."""
 
 
-class Text(BaseModel):
+class Text(RequestPart):
     """`format` is OpenAI's flat form, which is converted to the form of chat completions."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
     format: ResponseFormat | None = None
 

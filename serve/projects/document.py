@@ -1,18 +1,25 @@
-"""A YAML or JSON document of others, within bounds, with the lines of its parts."""
+"""A YAML or JSON document of others, at a path or a URL, within bounds, with the lines of its parts."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import yaml
+from yarl import URL
 
-from serve.projects.fetch import fetched
+from actors.endpoints.address_guard import ForbiddenAddress, Guard
+from actors.endpoints.answer import status_text
+from actors.endpoints.transport import describe
+from actors.endpoints.url import endpoint_mistake, safe_url
 from trainer.data.bounded_file import as_text, read_bounded
 from trainer.errors import Problem, UserError
+from trainer.spec.operator.allowed import parse_allowed
 from trainer.spec.reader import KeyPath, Lines, field_name
 from trainer.spec.schemas.form import shortened
 
@@ -119,9 +126,52 @@ def read_document(source: str) -> Document:
         UserError: It cannot be read or parsed.
     """
     if source.startswith(("http://", "https://")):
-        from actors.endpoints.url import safe_url
-
         body, where = fetched(source, MAX_BYTES), safe_url(source)
     else:
         body, where = read_bounded(Path(source), MAX_BYTES, "leave out what is not needed"), source
     return Document(as_text(body, where, "save it as UTF-8"), where)
+
+
+TIMEOUT_S = 30.0
+OWN_NETWORKS = ("127.0.0.0/8", "::1", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
+"""Private networks are allowed, because the user of this machine typed the URL. Metadata, link-local and multicast
+addresses are not."""
+INSTEAD = "or save the file yourself and give its path"
+
+
+def fetched(url: str, max_bytes: int) -> bytes:
+    """Return the body of a successful answer. Redirects are not followed.
+
+    Raises:
+        UserError: There is none, or it is too large.
+    """
+    if (mistake := endpoint_mistake(url, {})) is not None:
+        raise UserError(f"--from: {mistake}")
+    return asyncio.run(_get(url, max_bytes))
+
+
+async def _get(url: str, max_bytes: int) -> bytes:
+    shown = safe_url(url)
+    guard = Guard([parse_allowed(network) for network in OWN_NETWORKS])
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    try:
+        async with (
+            aiohttp.ClientSession(connector=guard.connector(URL(url)), timeout=timeout) as session,
+            session.get(url, allow_redirects=False, headers={"Accept": "application/json, */*"}) as answer,
+        ):
+            if answer.status != 200:
+                where = "; give the URL that it redirects to" if 300 <= answer.status < 400 else "; check the URL"
+                raise UserError(f"{shown} answers {status_text(answer.status)}{where}, {INSTEAD}")
+            body = bytearray()
+            async for chunk in answer.content.iter_any():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise UserError(f"{shown} is larger than {max_bytes:,} bytes, the most that is read")
+            return bytes(body)
+    except TimeoutError:
+        raise UserError(f"{shown} did not answer within {TIMEOUT_S:g} s; try again, {INSTEAD}") from None
+    except (aiohttp.ClientError, OSError) as error:
+        why = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else None
+        if isinstance(why, ForbiddenAddress):
+            raise UserError(f"{shown} points to {why.address}, {why.why}, which is not read; {INSTEAD[3:]}") from None
+        raise UserError(f"{shown} cannot be read: {describe(error)}; check the URL, {INSTEAD}") from None

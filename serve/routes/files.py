@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Literal, get_args
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
 from starlette.concurrency import run_in_threadpool
 
@@ -17,7 +17,7 @@ from serve.http.audit import made
 from serve.http.auth import Reader, Writer, check_may_change
 from serve.http.deadlines import DEADLINES, Deadlines
 from serve.http.errors import ApiError, too_many
-from serve.http.pages import PageQuery, page_query
+from serve.http.pages import LIMIT, After
 from serve.http.schemas.base import Page, Responses
 from serve.http.schemas.files import DeletedFile, FileObject
 from serve.http.shares import Shares
@@ -46,8 +46,7 @@ UPLOAD = {"requestBody": {"required": True, "content": {"multipart/form-data": {
 """Described by hand for the OpenAPI page, since the route parses the body itself."""
 BYTES = {"schema": {"type": "string", "format": "binary"}}
 CONTENT: Responses = {200: {"content": {"application/octet-stream": BYTES}}}
-
-Pages = Annotated[PageQuery, Depends(page_query(10_000, 10_000))]
+MAX_PAGE = 10_000
 
 
 def make_router(
@@ -84,14 +83,15 @@ def make_router(
     @router.get("")
     async def list_files(
         key: Reader,
-        pages: Pages,
         order: Annotated[Literal["asc", "desc"], Query(description="By time; desc: newest first.")] = "desc",
         purpose: Annotated[str | None, Query(max_length=100, description="Only files of this purpose.")] = None,
+        after: After = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description=LIMIT)] = MAX_PAGE,
     ) -> Page[FileObject]:
         """List files."""
         with _unknown("after"):
             found, more = await run_in_threadpool(
-                files.list, after=pages.after, limit=pages.limit, newest_first=order == "desc", purpose=purpose
+                files.list, after=after, limit=limit, newest_first=order == "desc", purpose=purpose
             )
         return Page[FileObject].from_entries(found, more)
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request
+from fastapi import APIRouter, Body, Header, Path, Query, Request
 
 from cluster.jobs.request import Described, WireJob
 from cluster.jobs.service import JobService
@@ -18,7 +18,7 @@ from cluster.stores.keys import ApiKey
 from serve.http.audit import made
 from serve.http.auth import Admin, Reader, Writer, check_may_change
 from serve.http.errors import ApiError, not_found
-from serve.http.pages import AsciiJson, PageQuery, page_query
+from serve.http.pages import LIMIT, After, AsciiJson
 from serve.http.schemas.base import Page
 from serve.http.schemas.jobs import Checkpoint, Job, JobEventBody, JobLog, JobOutput, JobProgress
 
@@ -35,8 +35,7 @@ IdempotencyKey = Annotated[
     ),
 ]
 Retry = Annotated[int | None, Header(alias="x-stainless-retry-count", ge=0, include_in_schema=False)]
-JobPages = Annotated[PageQuery, Depends(page_query(JOBS_PAGE, MAX_PAGE))]
-EventPages = Annotated[PageQuery, Depends(page_query(EVENTS_PAGE, MAX_PAGE))]
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description=LIMIT)]
 Attempt = Annotated[
     int | None, Query(ge=0, description="Only this attempt: 0 is the validation, drivers are numbered from 1.")
 ]
@@ -44,7 +43,6 @@ Include = Annotated[
     Literal["progress"] | None,
     Query(description="progress: also say how far each job is, which takes longer. Not a part of OpenAI's API."),
 ]
-CheckpointPages = Annotated[PageQuery, Depends(page_query(CHECKPOINTS_PAGE, MAX_PAGE))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +84,12 @@ def make_router(service: JobService) -> APIRouter:
         return Job.model_validate(job)
 
     @router.get("")
-    def list_jobs(request: Request, key: Reader, pages: JobPages, include: Include = None) -> Page[Job]:
+    def list_jobs(
+        request: Request, key: Reader, include: Include = None, after: After = None, limit: Limit = JOBS_PAGE
+    ) -> Page[Job]:
         """List jobs, newest first; `metadata[k]=v` selects the jobs with this metadata."""
         with job_errors():
-            found, more = store.jobs(None, after=pages.after, limit=pages.limit, labels=_labels(request))
+            found, more = store.jobs(None, after=after, limit=limit, labels=_labels(request))
         return Page[Job].from_entries([shown(job, include) for job in found], more)
 
     @router.get("/{job_id}")
@@ -120,17 +120,19 @@ def make_router(service: JobService) -> APIRouter:
             return Job.model_validate(service.resume(job_id))
 
     @router.get("/{job_id}/events", response_class=AsciiJson)
-    def events(job_id: JobIdPath, key: Reader, pages: EventPages) -> Page[JobEventBody]:
+    def events(job_id: JobIdPath, key: Reader, after: After = None, limit: Limit = EVENTS_PAGE) -> Page[JobEventBody]:
         """List the events of a job, newest first."""
         with job_errors(job_id):
-            found, more = store.events(job_id, after=pages.after, limit=pages.limit)
+            found, more = store.events(job_id, after=after, limit=limit)
         return Page[JobEventBody].from_entries(found, more)
 
     @router.get("/{job_id}/checkpoints")
-    def checkpoints(job_id: JobIdPath, key: Reader, pages: CheckpointPages) -> Page[Checkpoint]:
+    def checkpoints(
+        job_id: JobIdPath, key: Reader, after: After = None, limit: Limit = CHECKPOINTS_PAGE
+    ) -> Page[Checkpoint]:
         """List the checkpoints of a job, newest first; each can be called as a model."""
         with job_errors(job_id):
-            found, more = store.checkpoints(job_id, after=pages.after, limit=pages.limit)
+            found, more = store.checkpoints(job_id, after=after, limit=limit)
         return Page[Checkpoint].from_entries(found, more)
 
     @router.get("/{job_id}/log")

@@ -21,7 +21,7 @@ from cluster.records.wanted import Ended, Wanted
 from cluster.stores.job_states import UnknownCursor
 from serve.http.auth import Reader
 from serve.http.errors import ApiError, not_ready
-from serve.http.pages import AsciiJson, PageQuery, page_query
+from serve.http.pages import LIMIT, After, AsciiJson
 from serve.http.schemas.base import Page, Responses
 from serve.http.schemas.records import (
     IndexedFile,
@@ -53,9 +53,9 @@ TEXT = (
     "after `last_id` while `has_more` is true."
 )
 MAX_TOKENS = 2_000
-RolloutPages = Annotated[PageQuery, Depends(page_query(ROLLOUTS_PAGE, MAX_ROLLOUTS))]
+RolloutLimit = Annotated[int, Query(ge=1, le=MAX_ROLLOUTS, description=LIMIT)]
 RolloutPath = Annotated[str, Path(max_length=200)]
-MetricPages = Annotated[PageQuery, Depends(page_query(METRICS_PAGE, MAX_METRICS))]
+MetricLimit = Annotated[int, Query(ge=1, le=MAX_METRICS, description=LIMIT)]
 Finite = Annotated[float | None, Query(allow_inf_nan=False)]
 Name = Annotated[str | None, Query(max_length=200, description="Only of this file: step-12, test-after.")]
 Step = Annotated[int | None, Query(ge=0, le=10**9, description="Only of this step and its validation.")]
@@ -104,7 +104,6 @@ def make_router(records: JobRecords) -> APIRouter:
     def rollouts(
         job_id: JobIdPath,
         key: Reader,
-        pages: RolloutPages,
         wanted: Annotated[Wanted, Depends(_wanted)],
         order: Annotated[
             Literal["newest", "oldest", "best", "worst"],
@@ -113,14 +112,16 @@ def make_router(records: JobRecords) -> APIRouter:
         view: Annotated[
             Literal["whole", "summary"], Query(description="`summary`: without request, turns and tokens.")
         ] = "whole",
+        after: After = None,
+        limit: RolloutLimit = ROLLOUTS_PAGE,
     ) -> Page[JobRollout] | Page[JobRolloutSummary]:
         """List the rollouts of a job, for the key that made it and for admins: not a part of OpenAI's API."""
         with _errors(job_id):
             if view == "summary":
-                listing = records.summaries(own(job_id, key), wanted, order, pages.limit, pages.after)
+                listing = records.summaries(own(job_id, key), wanted, order, limit, after)
                 summaries = [_summary(one) for one in listing.found]
                 return Page[JobRolloutSummary].from_entries(summaries, listing.more, listing.last)
-            found, listing = records.rollouts(own(job_id, key), wanted, order, pages.limit, pages.after)
+            found, listing = records.rollouts(own(job_id, key), wanted, order, limit, after)
         return Page[JobRollout].from_entries([_whole(job_id, one) for one in found], listing.more, listing.last)
 
     @router.get("/{job_id}/rollouts/{rollout_id}")
@@ -147,7 +148,6 @@ def make_router(records: JobRecords) -> APIRouter:
     def row_rewards(
         job_id: JobIdPath,
         key: Reader,
-        pages: RolloutPages,
         file: Name = None,
         step: Step = None,
         row: Row = None,
@@ -155,11 +155,13 @@ def make_router(records: JobRecords) -> APIRouter:
             Literal["worst", "best", "widest"],
             Query(description="By the mean reward, or first the rows whose rewards differ most."),
         ] = "worst",
+        after: After = None,
+        limit: RolloutLimit = ROLLOUTS_PAGE,
     ) -> Page[JobRowRewards]:
         """List how the rewards of each row are distributed: not a part of OpenAI's API."""
         with _errors(job_id):
             wanted = Wanted(name=file, step=step, row=row)
-            found, more = records.row_rewards(own(job_id, key), wanted, order, pages.limit, pages.after)
+            found, more = records.row_rewards(own(job_id, key), wanted, order, limit, after)
         return Page[JobRowRewards].from_entries(found, more)
 
     @router.get("/{job_id}/rollout_filters")
@@ -171,10 +173,12 @@ def make_router(records: JobRecords) -> APIRouter:
         return RolloutFilters(files=indexed, tools=tools, errors=errors)
 
     @router.get("/{job_id}/metrics")
-    def metrics(job_id: JobIdPath, key: Reader, pages: MetricPages) -> Page[JobMetrics]:
+    def metrics(
+        job_id: JobIdPath, key: Reader, after: After = None, limit: MetricLimit = METRICS_PAGE
+    ) -> Page[JobMetrics]:
         """List the metrics of a job's steps, newest first, for the key that made it and for admins."""
         with _errors(job_id):
-            found, more = records.metrics(own(job_id, key), pages.limit, _step(pages.after))
+            found, more = records.metrics(own(job_id, key), limit, _step(after))
         return Page[JobMetrics].from_entries([step_metrics(job_id, *one) for one in found], more)
 
     @router.get("/{job_id}/settings", response_class=JSONResponse)

@@ -14,17 +14,18 @@ from pydantic import Field
 from cluster.jobs.service import JobService
 from serve.http.audit import made
 from serve.http.auth import Reader, Writer, check_may_change
-from serve.http.pages import AsciiJson
+from serve.http.pages import After, AsciiJson
 from serve.http.schemas.base import Page
 from serve.http.schemas.jobs import JobEventBody
 from serve.http.schemas.readiness import ReadinessBody
 from serve.routes.fine_tuning import (
+    EVENTS_PAGE,
+    JOBS_PAGE,
     READINESS,
-    EventPages,
     IdempotencyKey,
     JobBody,
     JobIdPath,
-    JobPages,
+    Limit,
     Retry,
     job_errors,
 )
@@ -63,10 +64,10 @@ def make_router(service: JobService) -> APIRouter:
         return ReadinessBody.model_validate(job)
 
     @router.get("")
-    def list_readiness(key: Reader, pages: JobPages) -> Page[ReadinessBody]:
+    def list_readiness(key: Reader, after: After = None, limit: Limit = JOBS_PAGE) -> Page[ReadinessBody]:
         """List them, newest first."""
         with job_errors(kind=READINESS):
-            found, more = store.jobs(None, after=pages.after, limit=pages.limit, looks=True)
+            found, more = store.jobs(None, after=after, limit=limit, looks=True)
         return Page[ReadinessBody].from_entries(found, more)
 
     @router.get("/{readiness_id}")
@@ -97,10 +98,12 @@ def make_router(service: JobService) -> APIRouter:
             return ReadinessBody.model_validate(service.resume(readiness_id))
 
     @router.get("/{readiness_id}/events", response_class=AsciiJson)
-    def events(readiness_id: JobIdPath, key: Reader, pages: EventPages) -> Page[JobEventBody]:
+    def events(
+        readiness_id: JobIdPath, key: Reader, after: After = None, limit: Limit = EVENTS_PAGE
+    ) -> Page[JobEventBody]:
         """List its events, newest first."""
         with job_errors(readiness_id, READINESS):
-            found, more = store.events(readiness_id, after=pages.after, limit=pages.limit)
+            found, more = store.events(readiness_id, after=after, limit=limit)
         return Page[JobEventBody].from_entries(found, more)
 
     return router

@@ -14,10 +14,11 @@ from rich.console import Console
 
 from cluster.records.run_folder import RunFolder
 from cluster.views.report.page import write_report
-from cluster.views.traces import print_traces, select_traces
+from cluster.views.traces import print_traces
 from tests.support.budget import budget
 from tests.support.builders import group_request, rollout, task
 from tests.support.events import run_event
+from tests.support.traces import select_traces
 from trainer.events import Evaluated, Notice
 from trainer.loop.evaluate import summarize
 from trainer.types import Discarded, Grade, Group, ToolCall, ToolResult, Turn

@@ -16,7 +16,6 @@ from ray._common.utils import reset_ray_address
 from ray.cluster_utils import Cluster
 from ray.experimental import get_object_locations
 
-from cluster.planning.plan import plan_placement
 from cluster.ray_cluster.live_nodes import live_nodes
 from cluster.ray_cluster.seats import Seats
 from cluster.run.pre_stop import stop_runs
@@ -25,6 +24,7 @@ from tests.ray.job_actors import MARKS, JobActors
 from tests.support.builders import tasks_of
 from tests.support.fakes_http import until
 from tests.support.paths import LEDGER, ROOT
+from tests.support.plans import plan_placement
 from trainer.events import EngineJoined, EngineReplaced, EngineRestarted, EngineWaiting
 from trainer.spec.job import JobSpec
 from trainer.spec.job_file import load_job

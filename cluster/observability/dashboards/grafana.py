@@ -123,13 +123,8 @@ class Dashboard:
         return [(number, part) for number, part in enumerate(parts, start=1) if part is not None]
 
     @property
-    def expressions(self) -> list[str]:
-        """All PromQL expressions of the dashboard."""
-        return [expr for _, expr in self.named_expressions]
-
-    @property
     def named_expressions(self) -> list[tuple[str, str]]:
-        """The same, with the titles of their panels or the names of the marks."""
+        """PromQL expressions of the dashboard, with the titles of their panels or the names of the marks."""
         asked = [(panel.title, query.expr) for _, panel in self.numbered_panels for query in panel.queries]
         return asked + [(mark.legend, mark.expr) for mark in self.annotations]
 

@@ -16,6 +16,7 @@ from cluster.views.comparison.compare import CALLS, REWARD, Comparison
 from cluster.views.comparison.table import left_out, measures, path_of
 from cluster.views.pages import page_template
 from cluster.views.traces import call_note, cut, facts, said
+from trainer.data.durable import write_durably
 from trainer.errors import UserError
 
 SHOWN_ROWS = 1000
@@ -52,10 +53,8 @@ def write_page(comparison: Comparison, path: Path, *, with_traces: bool = True) 
         rows=rows[:SHOWN_ROWS] if with_traces else [],
         with_traces=with_traces,
     )
-    temporary = path.with_name(f"{path.name}.tmp")
     try:
-        temporary.write_text(html, encoding="utf-8", errors="replace")  # tools may answer with lone surrogates
-        temporary.replace(path)
+        write_durably(path, html.encode(errors="replace"))  # tools may answer with lone surrogates
     except OSError as error:
         raise _cannot_write(path, error) from error
 

@@ -12,8 +12,8 @@ from cluster.planning.memory import GIB
 from cluster.planning.model import ModelShape
 from cluster.planning.model_folder import context_of
 from cluster.planning.nodes import Node
-from cluster.planning.plan import plan_placement
 from tests.support.paths import ROOT
+from tests.support.plans import plan_placement
 from trainer.spec.job import JobSpec
 from trainer.spec.job_file import load_job
 

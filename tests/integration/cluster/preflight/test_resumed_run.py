@@ -362,7 +362,7 @@ async def test_what_makes_it_impossible_is_an_error(stopped: Stopped, breaks: st
 async def resume(stopped: Stopped) -> str:
     """The refusal of `agent-rft train --resume`; it comes before a cluster is started."""
     with pytest.raises(UserError) as raised, claim_run(stopped.run, 0.0, print) as claimed:
-        await train(load_job(stopped.job, VARIABLES), stopped.home / "runs", claimed, None, LOCAL)
+        await train(load_job(stopped.job, VARIABLES), stopped.home / "runs", claimed, None, LOCAL, must_resume=True)
     return str(raised.value)
 
 

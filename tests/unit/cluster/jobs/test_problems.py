@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.jobs.problems import describe, error_of, how_it_ended, public, wire_error
-from cluster.jobs.remedies import OTHER_MODEL
+from cluster.jobs.problems import OTHER_MODEL, describe, error_of, how_it_ended, public, wire_error
 from cluster.stores.job_tables import JobError
 from trainer.errors import EndpointRefused, Halted, InvalidJob, Problem, RftError, UserError
 

@@ -13,8 +13,8 @@ from cluster.planning.memory import GIB, activation_bytes, engine_memory, kv_byt
 from cluster.planning.model import ModelShape
 from cluster.planning.nodes import Node
 from cluster.planning.placement import Placement, Request, assign, num_dispatchers
-from cluster.planning.plan import plan_placement
 from tests.support.builders import job
+from tests.support.plans import plan_placement
 from trainer.errors import Problem
 from trainer.spec.endpoints import ToolSpec
 from trainer.spec.job import JobSpec

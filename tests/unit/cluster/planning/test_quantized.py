@@ -15,11 +15,12 @@ from cluster.planning.model import ModelShape, quantization_of, read_config, sha
 from cluster.planning.model_folder import read_folder
 from cluster.planning.nodes import Node
 from cluster.planning.placement import Placement
-from cluster.planning.plan import learning_token_s, plan_placement
+from cluster.planning.plan import learning_token_s
 from cluster.planning.plan_view import request_of_file
 from cluster.preflight.model import read_model
 from tests.support.builders import job, raw_job
 from tests.support.headers import GPT_OSS_20B, MXFP4, gpt_oss_20b, write_folder
+from tests.support.plans import plan_placement
 from trainer.errors import InvalidJob
 
 EIGHT = Node("box", cores=64, gpus=8, memory_bytes=2048 * GIB, gpu_memory_bytes=80 * GIB)

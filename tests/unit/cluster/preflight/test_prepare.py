@@ -27,7 +27,6 @@ from actors.weights.broadcast_sync import BroadcastSync
 from actors.weights.sync import WeightSync
 from cluster.planning.model_folder import read_folder
 from cluster.planning.nodes import HEADROOM, Node
-from cluster.planning.plan import plan_placement
 from cluster.preflight.examples import example_of
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.preflight.resumed import Began
@@ -38,6 +37,7 @@ from cluster.run.actor_configs import learner_config, model_files, print_plan, w
 from tests.support.builders import EXACT, job
 from tests.support.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, hangs, says, unused_port
 from tests.support.paths import BASE
+from tests.support.plans import plan_placement
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job_file import load_job, read_job
 from trainer.spec.lora import LoraSpec

@@ -15,8 +15,7 @@ from actors.endpoints.stats import EndpointStats, quantile_s
 from actors.rollout.fleet import EngineState
 from actors.runtime.in_flight import Doing
 from actors.runtime.watchdog import Seen
-from cluster.run.endpoint_outages import EndpointOutages
-from cluster.run.now import NowFile, endpoints_now
+from cluster.run.now import EndpointOutages, NowFile, endpoints_now
 from trainer.events import EndpointOutageBegan, EndpointOutageEnded, Event
 from trainer.metrics.metric import SECONDS
 

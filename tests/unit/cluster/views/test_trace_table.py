@@ -11,8 +11,7 @@ from rich.console import Console
 
 from cluster.records.wanted import Wanted
 from cluster.views.export import COLUMNS, export_traces, rows_of
-from cluster.views.trace_pairs import pairs_of, print_pairs
-from cluster.views.traces import Trace, find_traces
+from cluster.views.traces import Trace, find_traces, pairs_of, print_pairs
 from tests.support.builders import group_request, rollout
 from trainer.errors import UserError
 from trainer.types import Discarded, Rollout

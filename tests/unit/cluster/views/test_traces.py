@@ -6,8 +6,9 @@ import pytest
 from rich.console import Console
 
 from cluster.records.run_folder import RunFolder
-from cluster.views.traces import facts, print_traces, said, select_traces, trace_json
+from cluster.views.traces import facts, print_traces, said, trace_json
 from tests.support.builders import group_request, rollout
+from tests.support.traces import select_traces
 from trainer.errors import UserError
 from trainer.types import Rollout, ToolCall, ToolResult, Turn
 

@@ -10,7 +10,7 @@ from unittest import TestCase
 
 import httpx
 import pytest
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from sqlalchemy.exc import OperationalError
@@ -19,14 +19,14 @@ from actors.runtime.recorder import Recorder
 from cluster.stores.keys import ApiKey
 from serve.http.auth import Admin, RateLimit, Reader, Writer
 from serve.http.errors import ApiError, internal_error
-from serve.http.pages import PageQuery, page_query
+from serve.http.pages import LIMIT, After
 from serve.http.schemas.base import ListEntry, Page
 from serve.http.sse import event_stream
 from tests.support.api import TOKEN, client_of
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.operator.config import ServerLimits
 
-Things = Annotated[PageQuery, Depends(page_query(2, 10))]
+Limit = Annotated[int, Query(ge=1, le=10, description=LIMIT)]
 
 
 class Body(BaseModel):
@@ -38,11 +38,9 @@ def router() -> APIRouter:
     routes = APIRouter(tags=["things"])
 
     @routes.get("/things")
-    async def things(key: Reader, query: Things) -> Page[ListEntry]:
-        start = int(query.after or 0)
-        return Page[ListEntry].from_entries(
-            [ListEntry(id=str(start + i + 1)) for i in range(query.limit)], has_more=True
-        )
+    async def things(key: Reader, after: After = None, limit: Limit = 2) -> Page[ListEntry]:
+        start = int(after or 0)
+        return Page[ListEntry].from_entries([ListEntry(id=str(start + i + 1)) for i in range(limit)], has_more=True)
 
     @routes.post("/things")
     async def make(key: Writer, body: Body) -> Body:

@@ -14,7 +14,7 @@ import httpx
 from serve.deployment import Api, app_of
 from serve.host.services import Services
 from serve.host.state import ServerState, StateLocations
-from serve.http.health import Dependencies
+from serve.http.app import Dependencies
 from tests.support.api import client_of
 from trainer.spec.operator.config import NOTHING_ALLOWED
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.importing.definition import definition_of
+from serve.importing.folder import as_yaml, read_me
 from serve.importing.models import OPEN_MODELS, propose
-from serve.importing.report import as_yaml, read_me
 from serve.importing.rows import Converted
 from serve.importing.wire import WireJob
 from tests.support.openai_jobs import recorded, reinforcement

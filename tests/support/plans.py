@@ -1,0 +1,31 @@
+"""Plans of jobs, without a job file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cluster.planning.layout import ClusterPlan
+from cluster.planning.model import ModelShape
+from cluster.planning.nodes import Node
+from cluster.planning.placement import RecordedLayout, Request
+from cluster.planning.plan import plan_of
+from trainer.spec.job import JobSpec
+
+
+def plan_placement(
+    job: JobSpec,
+    nodes: Sequence[Node],
+    model: ModelShape | None,
+    context_length: int,
+    *,
+    learner: bool = True,
+    recorded: RecordedLayout | None = None,
+    **others: Any,
+) -> ClusterPlan:
+    """Plan a job on `nodes`: resolve settings that are `auto`, place each actor, and find what does not fit.
+
+    Without a `model`, memory is not checked. Without `learner`, the run only grades. `recorded` is the layout of the
+    run that is resumed; `others` are further fields of the Request.
+    """
+    return plan_of(Request(job, tuple(nodes), model, context_length, learner, recorded or RecordedLayout(), **others))
