@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from actors.grading.factory import graders_of
-from actors.grading.pool import GRACE_S, grade_deadline_s
+from actors.grading.factory import GRACE_S, grade_deadline_s, graders_of
 from trainer.spec.job import Reinforcement
 from trainer.spec.operator.config import Operator
 
