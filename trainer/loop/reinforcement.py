@@ -24,13 +24,12 @@ from trainer.events import EarlyStopped, NothingLeftToLearn, PhaseBegan, StepDon
 from trainer.loop.buffer import TRAIN, Batch, Buffer
 from trainer.loop.checkpoint import Checkpoints, LoopState
 from trainer.loop.disk import Disk
-from trainer.loop.early_stop import is_over
 from trainer.loop.health import Health
 from trainer.loop.journal import Journal
 from trainer.loop.measure import step_metrics, step_times
 from trainer.loop.restarts import Restarts
 from trainer.loop.saving import Progress
-from trainer.loop.validation import Validation, validation_metrics
+from trainer.loop.validation import Validation, is_over, validation_metrics
 from trainer.protocols import EventSink, Learner, Rollouts
 from trainer.spec.early_stop import EarlyStop
 from trainer.spec.job import AlgorithmSpec, CheckpointInterval
