@@ -32,8 +32,9 @@ class Task:
 
     @property
     def line(self) -> int:
-        """The row's line in its file."""
-        return int(self.row_id.partition("-")[0])
+        """The row's line in its file (see `trainer.data.rows`); 0 if the id has none."""
+        number = self.row_id.partition("-")[0]
+        return int(number) if number.isdecimal() else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,13 +62,18 @@ class HttpAnswer(NamedTuple):
             raise ValueError("nested too deeply") from None
 
     @property
+    def json_object(self) -> dict[str, Any] | None:
+        """The JSON object in the body; None if the body is truncated or something else."""
+        try:
+            body = None if self.truncated else self.json()
+        except ValueError:
+            return None
+        return body if isinstance(body, dict) else None
+
+    @property
     def error(self) -> ErrorInfo:
         """The error in the body, as far as it has one."""
-        try:
-            body = self.json()
-        except ValueError:
-            return ErrorInfo()
-        error = body.get("error") if isinstance(body, dict) else None
+        error = (self.json_object or {}).get("error")
         if not isinstance(error, dict):
             return ErrorInfo()
         return ErrorInfo(*(text if isinstance(text := error.get(key), str) else "" for key in ErrorInfo._fields))

@@ -113,11 +113,7 @@ class ModelClient:
                 if schema is not None and _refuses_format(answer):
                     remedy = f"set response_format: none in models.{self.name} of the operator's configuration"
                 raise self._client.bad_answer(answer, "a model must answer 200", remedy)
-            try:
-                found = None if answer.truncated else answer.json()
-            except ValueError:
-                found = None
-            if not isinstance(found, dict):
+            if (found := answer.json_object) is None:
                 raise self._client.bad_answer(answer, "the body is not a JSON object")
         except Discard as error:
             raise GraderFailed(error.message, **(error.details | {"code": MODEL_SERVER_ERROR})) from None

@@ -1,4 +1,4 @@
-"""Creates a job's graders from their specs, and validates the specs before anything runs."""
+"""Creates a job's graders from their specs, knows their deadlines, and validates the specs before anything runs."""
 
 from __future__ import annotations
 
@@ -49,6 +49,14 @@ from trainer.spec.operator.model_names import named, nearest
 MAX_GRADERS, MAX_HEAVY = 64, 16
 """Parts of a multi grader, and those of them that start a process or ask a model or an endpoint for each grade. All
 graders of a job together may be twice as many."""
+LOCAL_DEADLINE_S = 120.0
+"""The deadline of graders that run locally, as in the wire contract."""
+QUEUE_S = 480.0
+"""How long a python grader may wait for a worker: bursts of hundreds of grades share one worker per core. The run
+itself has the grader's own `timeout_s`."""
+GRACE_S = 5.0
+"""Lets an endpoint's own deadline expire first, since its error says more. All attempts of a judge whose answers are
+invalid share one deadline."""
 REINFORCEMENT = "method.reinforcement"
 FIELD = "method.reinforcement.grader"
 GUARDS = "method.reinforcement.guards"
@@ -136,6 +144,23 @@ class _Maker:
             case LengthGrader():
                 return LengthCheck(spec, label)
         assert_never(spec)
+
+
+def grade_deadline_s(spec: GraderSpec, operator: Operator) -> float:
+    """The deadline of one grade; the parts of a `multi` run concurrently, so the longest counts."""
+    match spec:
+        case MultiGrader():
+            return max(grade_deadline_s(part, operator) for part in spec.graders.values())
+        case EndpointGrader():
+            return spec.timeout_s + GRACE_S
+        case PythonGrader():
+            return spec.timeout_s + QUEUE_S
+        case ScoreModelGrader() | LabelModelGrader() | TextSimilarityGrader():
+            entry = named(spec.model, operator.models)
+            return LOCAL_DEADLINE_S if entry is None else operator.models[entry].timeout_s + GRACE_S
+        case StringCheckGrader() | CodeCheckGrader() | LengthGrader():
+            return LOCAL_DEADLINE_S
+    assert_never(spec)
 
 
 # -- what is wrong -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import astuple
 from functools import partial
-from typing import Any, assert_never
+from typing import Any
 
 import ray
 
@@ -20,7 +20,7 @@ from actors.endpoints.model_client import ModelClients, OnNoSchemas, warn_once
 from actors.endpoints.signing import Signer, signer_of
 from actors.endpoints.stats import live_endpoint_metrics
 from actors.graders.base import Grader, finite_number
-from actors.grading.factory import make_grader
+from actors.grading.factory import grade_deadline_s, make_grader
 from actors.grading.guarded import Guarded
 from actors.grading.python_nodes import PythonNodes
 from actors.grading.slots import WAIT_S, Slot
@@ -34,33 +34,12 @@ from actors.runtime.timing import REAL_TIMING, Timing
 from actors.runtime.tracing import sampled_trace, tracer_of
 from actors.runtime.watchdog import Watched, watched_helper
 from trainer.errors import GraderFailed, RftError
-from trainer.spec.graders import (
-    CodeCheckGrader,
-    EndpointGrader,
-    GraderSpec,
-    GuardSpec,
-    LabelModelGrader,
-    LengthGrader,
-    MultiGrader,
-    PythonGrader,
-    ScoreModelGrader,
-    StringCheckGrader,
-    TextSimilarityGrader,
-)
+from trainer.spec.graders import GraderSpec, GuardSpec
 from trainer.spec.job import Reinforcement
 from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
-from trainer.spec.operator.model_names import named
 from trainer.types import Grade
 
-LOCAL_DEADLINE_S = 120.0
-"""The deadline of graders that run locally, as in the wire contract."""
-QUEUE_S = 480.0
-"""How long a python grader may wait for a worker: bursts of hundreds of grades share one worker per core. The run
-itself has the grader's own `timeout_s`."""
 WHAT = "the grader pool"
-GRACE_S = 5.0
-"""Lets an endpoint's own deadline expire first, since its error says more. All attempts of a judge whose answers are
-invalid share one deadline."""
 
 
 class GraderPool:
@@ -177,23 +156,6 @@ class _Bounded:
 
     async def close(self) -> None:
         await self._grader.close()
-
-
-def grade_deadline_s(spec: GraderSpec, operator: Operator) -> float:
-    """The deadline of one grade; the parts of a `multi` run concurrently, so the longest counts."""
-    match spec:
-        case MultiGrader():
-            return max(grade_deadline_s(part, operator) for part in spec.graders.values())
-        case EndpointGrader():
-            return spec.timeout_s + GRACE_S
-        case PythonGrader():
-            return spec.timeout_s + QUEUE_S
-        case ScoreModelGrader() | LabelModelGrader() | TextSimilarityGrader():
-            entry = named(spec.model, operator.models)
-            return LOCAL_DEADLINE_S if entry is None else operator.models[entry].timeout_s + GRACE_S
-        case StringCheckGrader() | CodeCheckGrader() | LengthGrader():
-            return LOCAL_DEADLINE_S
-    assert_never(spec)
 
 
 # -- as an actor -------------------------------------------------------------------------------------------------------

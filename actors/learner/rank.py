@@ -20,10 +20,9 @@ from torch import Tensor
 from torch import distributed as dist
 
 from actors.learner.asleep import Asleep
-from actors.learner.loading import sharded
 from actors.learner.process_group import join
 from actors.learner.sizes import ASLEEP_SLACK, BUCKET_ELEMENTS, ranks_stage
-from actors.learner.start_model import StartModel
+from actors.learner.start_model import StartModel, sharded
 from actors.learner.state import Snapshot, SnapshotMemory, copy_state, load_state
 from actors.runtime.exporter import MetricsAddress
 from actors.weights.broadcast import SENDER, Broadcast

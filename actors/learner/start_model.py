@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from actors.weights.adapter import AdapterConfig, AdapterFolder, write_adapter
 from actors.weights.checkpoint_weights import copy_companions, other_tensors, write_model
 from trainer.model.lora import add_adapter, targets_of
 from trainer.model.policy import Policy, load_policy
 from trainer.spec.lora import LoraSpec
+
+ONE_BY_ONE = "HF_DEACTIVATE_ASYNC_LOAD"
+"""Transformers' variable: without it, its threads hold tensors of another dtype or layout before they are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +81,29 @@ class StartModel:
         shape = AdapterConfig(self.lora.rank, self.lora.alpha, targets_of(policy, self.lora))
         tensors = {name: tensor for shard in shards for name, tensor in shard.items()}
         write_adapter(folder, tensors, shape.config(str(self.base.absolute())))
+
+
+@contextmanager
+def sharded(deepspeed: Any, dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+    """While it is open, weights that transformers reads are partitioned for ZeRO 3, each before the next is read.
+
+    Transformers gives a model each weight as it has to be: renamed, converted and merged, and of those that are saved
+    as they are only views of the file. So the pages that are read are those of this rank's part. DeepSpeed's own way
+    would copy each weight to the device and broadcast it, though all ranks have the same files.
+    """
+    init = deepspeed.zero.Init(dtype=dtype)
+
+    def partition(module: nn.Module, name: str, parameter: Any) -> None:
+        # Transformers' mark of a weight that was read. A tied one is registered twice, the second time partitioned.
+        if getattr(parameter, "_is_hf_initialized", False) and not hasattr(parameter, "ds_id"):
+            init._convert_to_deepspeed_param(parameter)
+            parameter.partition()
+            parameter.data = parameter.data.to(device)  # empty now, and where DeepSpeed will gather it
+
+    hook = register_module_parameter_registration_hook(partition)
+    os.environ[ONE_BY_ONE] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[ONE_BY_ONE]
+        hook.remove()

@@ -27,8 +27,9 @@ from actors.rollout.episode import RolloutRequest
 from actors.rollout.groups import Groups
 from actors.rollout.holdback import Holdback
 from actors.rollout.replacement_budget import ReplacementBudget
-from actors.rollout.worker import RolloutWorkerClient
+from actors.rollout.worker import run_on_worker
 from actors.runtime.calls import LOST, QUICK_S, UNREACHABLE, ask
+from actors.runtime.channel import Channel
 from actors.runtime.turns import Turns
 from actors.runtime.watchdog import Watched, pulse_of
 from actors.weights.shared_memory import remove_leftovers
@@ -69,7 +70,7 @@ class _Seat:
     load: EngineLoad = field(default_factory=EngineLoad)
     ready: bool = False
     is_loading: bool = False
-    client: RolloutWorkerClient = field(init=False)
+    channel: Channel = field(init=False)
 
     @property
     def name(self) -> str:
@@ -315,10 +316,10 @@ class Fleet:
                 raise self._failure
             ready = [seat for seat in self._seats if seat.ready]
             seat = ready[self._assign([seat.load for seat in ready], group)]
-            worker, client, load = seat.worker, seat.client, seat.load
+            worker, channel, load = seat.worker, seat.channel, seat.load
             load.add(group)
         try:
-            outcome: Rollout | Discarded = await client.run(request)
+            outcome = await run_on_worker(channel, request)
         except EngineFailed as error:
             outcome = Discarded("", request.task.row_id, request.sample, error.reason, error.message)
         finally:
@@ -346,12 +347,12 @@ class Fleet:
     async def _fill(self, seat: _Seat) -> None:
         """Start a worker for a seat, and load the last published version into it."""
         seat.worker, seat.load = self._spawn(seat.index), EngineLoad()
-        seat.client = RolloutWorkerClient(seat.worker, seat.name, self._rollout_s)
+        seat.channel = Channel(seat.worker, seat.name, EngineFailed, self._rollout_s)
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 await ask(seat.worker.start.remote(), seat.name, EngineFailed, self._start_timeout_s)
                 await ask(seat.worker.init_transport.remote({}), seat.name, EngineFailed)
-                await seat.client.connect()
+                await seat.channel.connect()
         except TimeoutError:
             raise EngineFailed(f"{seat.name} did not start within {self._start_timeout_s:g} s") from None
         await self._catch_up(seat)

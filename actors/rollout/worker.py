@@ -29,7 +29,7 @@ from actors.weights.layout import Layout, Loaded
 from trainer.chat.dialect import Dialect
 from trainer.chat.renderer import Renderer
 from trainer.data.rollout_json import outcome_as_json, outcome_from_json, task_as_json, task_from_json
-from trainer.errors import EngineFailed, RftError
+from trainer.errors import RftError
 from trainer.spec.operator.config import TraceSettings
 from trainer.types import Discarded, Rollout
 
@@ -158,23 +158,12 @@ class RolloutWorker(Reachable):
         await asyncio.to_thread(self._tracer.flush)
 
 
-class RolloutWorkerClient:
-    """The fleet's client of a RolloutWorker; `timeout_s` must be longer than any rollout takes."""
+async def run_on_worker(channel: Channel, request: RolloutRequest) -> Rollout | Discarded:
+    """Run a rollout on the RolloutWorker behind a channel, as EpisodeRunner.run.
 
-    def __init__(self, actor: Any, name: str, timeout_s: float) -> None:
-        self._channel = Channel(actor, name, EngineFailed, timeout_s)
-
-    async def connect(self) -> None:
-        """Connect before the first rollout.
-
-        Raises:
-            EngineFailed: the worker does not answer.
-        """
-        await self._channel.connect()
-
-    async def run(self, request: RolloutRequest) -> Rollout | Discarded:
-        """As EpisodeRunner.run; also raises EngineFailed if the worker's process died or hangs."""
-        r = request
-        rest = (r.epoch, r.sample, r.attempt, r.temperature, r.index)
-        values = await self._channel.call("run", task_as_json(r.task), *rest)
-        return outcome_from_json(values)
+    Raises:
+        EngineFailed: The worker's process died or hangs.
+    """
+    r = request
+    values = await channel.call("run", task_as_json(r.task), r.epoch, r.sample, r.attempt, r.temperature, r.index)
+    return outcome_from_json(values)

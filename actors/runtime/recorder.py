@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple, assert_never
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -19,8 +19,21 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar as OpenMetricsExemplar
 
 from trainer.metrics import METRICS, metric_of, prometheus_name
+from trainer.metrics.metric import Kind
 
 Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
+_RECORDED: dict[Kind, type[Counter | Gauge | Histogram]] = {
+    "counter": Counter,
+    "gauge": Gauge,
+    "histogram": Histogram,
+    "file": Gauge,
+}
+_FAMILIES: dict[Kind, type[Family]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+    "file": GaugeMetricFamily,
+}
 
 
 class Exemplar(NamedTuple):
@@ -104,18 +117,9 @@ class Recorder(Collector):
         metric, name = METRICS[entry], prometheus_name(entry)
         with self._making:
             if entry not in self._made:
-                match metric.kind:
-                    case "counter":
-                        self._made[entry] = Counter(name, metric.help, labels, registry=self.registry)
-                    case "histogram":
-                        buckets = metric.buckets
-                        self._made[entry] = Histogram(
-                            name, metric.help, labels, buckets=buckets, registry=self.registry
-                        )
-                    case "gauge" | "file":
-                        self._made[entry] = Gauge(name, metric.help, labels, registry=self.registry)
-                    case _:
-                        assert_never(metric.kind)
+                options: dict[str, Any] = {"buckets": metric.buckets} if metric.kind == "histogram" else {}
+                recorded = _RECORDED[metric.kind]
+                self._made[entry] = recorded(name, metric.help, labels, registry=self.registry, **options)
             return self._made[entry]
 
     def collect(self) -> Iterable[Family]:
@@ -145,23 +149,12 @@ def _listed(name: str) -> tuple[str, dict[str, str]]:
     return found
 
 
-def _family(entry: str, labels: Sequence[str]) -> Family:
-    metric, name = METRICS[entry], prometheus_name(entry)
-    match metric.kind:
-        case "counter":
-            return CounterMetricFamily(name, metric.help, labels=labels)
-        case "histogram":
-            return HistogramMetricFamily(name, metric.help, labels=labels)
-        case "gauge" | "file":
-            return GaugeMetricFamily(name, metric.help, labels=labels)
-    assert_never(metric.kind)
-
-
 def _add_all(families: dict[str, Family], values: Mapping[str, float | Spread]) -> None:
     for name, value in values.items():
         entry, labels = _listed(name)
         if entry not in families:
-            families[entry] = _family(entry, list(labels))
+            metric = METRICS[entry]
+            families[entry] = _FAMILIES[metric.kind](prometheus_name(entry), metric.help, labels=list(labels))
         _add(families[entry], list(labels.values()), value, METRICS[entry].buckets)
 
 

@@ -217,7 +217,7 @@ def check_holds(config: RunnerConfig, said: dict[str, Any]) -> None:
 
 
 def unused_id(first: int, last: int) -> int:
-    """A random user id for one run, since the kernel counts processes by user id."""
+    """Return a random user id for one sandbox, since the kernel counts processes by user id."""
     return first + int.from_bytes(os.urandom(8), "big") % (last - first)
 
 

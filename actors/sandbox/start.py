@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from actors.sandbox import frames, seccomp
+from actors.sandbox.runner import MEMORY_EXIT, unused_id
 from trainer.errors import RftError, UserError
 
 Way = Literal["bubblewrap", "namespaces", "none"]
@@ -48,7 +49,6 @@ NOBODY = 65534
 CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN = 6, 7, 21
 MANY_IDS, FEW_IDS = (2_000_000_000, 2_100_000_000), (30_000, 60_000)
 """Ranges of unused user ids: very high ones, or, in a container with only 65,536 ids, those below `nobody`."""
-MEMORY_EXIT = 77
 MAX_STDERR_CHARS = 500
 HERE = Path(__file__).resolve().parent
 BESIDE = ("frames.py", "inside.py")
@@ -306,7 +306,7 @@ def _launch_config(way: Way, limits: SandboxLimits, script: str) -> dict[str, An
     return {
         "way": way,
         "user_namespace": not _becomes_other_user(),
-        "become": _unused_id() if way != "none" and _leaves_root_first() else None,
+        "become": unused_id(*_unused_ids()) if way != "none" and _leaves_root_first() else None,
         "inside_id": NOBODY,
         "binds": binds,
         "links": links,
@@ -389,7 +389,7 @@ def _worker_config(way: Way, limits: SandboxLimits) -> dict[str, Any]:
     cores = sorted(os.sched_getaffinity(0))
     return {
         "sandboxed": sandboxed,
-        "uid": _unused_id() if sandboxed and _becomes_other_user() else None,
+        "uid": unused_id(*_unused_ids()) if sandboxed and _becomes_other_user() else None,
         "packages": [_inside(path, way) for path in _packages()],
         "limits": rlimits,
         "cores": random.sample(cores, min(limits.num_cores, len(cores))),
@@ -415,11 +415,6 @@ def _has_capability(number: int) -> bool:
     with open("/proc/self/status") as file:
         effective = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
     return bool(effective >> number & 1)
-
-
-def _unused_id() -> int:
-    """A random unused user id per sandbox, since the kernel counts processes by user id."""
-    return random.randrange(*_unused_ids())
 
 
 def _unused_ids() -> tuple[int, int]:

@@ -116,9 +116,17 @@ class SessionBook:
             UserError: a URL or a header is invalid.
             OSError: the journal cannot be written.
         """
-        client = partial(_client, operator, timing, signer, has_answered)
-        self._starts = client("session start", spec.start_url, spec)
-        self._ends = client("session end", spec.end_url, spec.model_copy(update={"rate_limit_per_s": None}))
+        client = partial(
+            EndpointClient,
+            failure=ToolFailed,
+            timing=timing,
+            allowed_networks=operator.reachable,
+            signer=signer,
+            has_answered=has_answered,
+        )
+        at_once = spec.model_copy(update={"rate_limit_per_s": None})
+        self._starts = None if spec.start_url is None else client("session start", spec.start_url, spec)
+        self._ends = None if spec.end_url is None else client("session end", spec.end_url, at_once)
         self._journal = None if journal is None else SessionJournal(journal)
         self._left_open = [] if self._journal is None else self._journal.open
         self._tell = tell
@@ -380,26 +388,3 @@ class SessionBook:
             self._journal.ended(trace_id)
         except OSError as error:
             self._tell(f"the journal of sessions cannot be written ({error.strerror})")
-
-
-def _client(
-    operator: Operator,
-    timing: Timing,
-    signer: Signer | None,
-    has_answered: bool,
-    what: str,
-    url: str | None,
-    spec: SessionSpec,
-) -> EndpointClient | None:
-    if url is None:
-        return None
-    return EndpointClient(
-        what,
-        url,
-        spec,
-        ToolFailed,
-        timing,
-        allowed_networks=operator.reachable,
-        signer=signer,
-        has_answered=has_answered,
-    )

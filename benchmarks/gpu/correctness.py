@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from benchmarks.gpu.attention import backends_on
 from benchmarks.gpu.figures import Figure, NotMeasured
 from benchmarks.gpu.machine import Machine, error
 from benchmarks.gpu.shapes import QWEN3, TINY, Shape
 from benchmarks.gpu.step import MasterAdamW, Settings, build_policy, loss_from, loss_of, micro_batch
 from trainer.model.batch import MicroBatch
-from trainer.model.packed_attention import NAME, backends_on
+from trainer.model.packed_attention import NAME
 from trainer.model.policy import DeviceBatch
 
 FLOAT32_ERROR = 1e-4

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.gpu import correctness, learner
+from benchmarks.gpu.attention import BACKENDS, backends_on, default_backend
 from benchmarks.gpu.figures import Figure, NotMeasured
 from benchmarks.gpu.machine import Machine, error
 from benchmarks.gpu.shapes import QWEN3, TINY
 from benchmarks.gpu.step import Settings, micro_batch
 from cluster.planning.memory import GIB
 from trainer.model.logprobs import TokenLogProbs
-from trainer.model.packed_attention import NAME, Packing, backends_on, default_backend, packed_attention
+from trainer.model.packed_attention import NAME, Packing, packed_attention
 
 HALF_ERROR, FLOAT32_ERROR = 1e-2, 1e-4
 """The largest error of attention alone, and of the head alone, against float32."""
@@ -146,7 +147,7 @@ def _attention(machine: Machine, backend: str, mix: Any) -> dict[str, Any]:
 
     def run(name: str, inputs: list[Tensor]) -> list[Tensor]:
         q, k, v = (tensor.detach().requires_grad_() for tensor in inputs)
-        output, _ = packed_attention(nn.Module(), q, k, v, None, packing=packing, backend=name)
+        output, _ = packed_attention(nn.Module(), q, k, v, None, packing=packing, attend=BACKENDS[name])
         return [output.detach(), *torch.autograd.grad(output, (q, k, v), outer.to(output.dtype))]
 
     def reference() -> list[Tensor]:

@@ -20,8 +20,8 @@ from actors.endpoints.body import json_body
 from actors.endpoints.model_client import NoSchemas
 from actors.endpoints.signing import Signer, signer_of
 from actors.grading.factory import FIELD as GRADER
-from actors.grading.factory import HELD_OUT
-from actors.grading.pool import GRACE_S, GraderPool, grade_deadline_s
+from actors.grading.factory import GRACE_S, HELD_OUT, grade_deadline_s
+from actors.grading.pool import GraderPool
 from actors.tools.dispatcher import Dispatcher, call_body
 from actors.tools.sessions import SessionBook
 from cluster.preflight.examples import example_call, example_sample

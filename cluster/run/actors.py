@@ -12,8 +12,8 @@ from typing import Any, cast
 import ray
 
 from actors.endpoints.signing import signer_of
-from actors.grading.factory import graders_of
-from actors.grading.pool import GRACE_S, GraderPoolActor, GraderPoolClient, grade_deadline_s, watched_graders
+from actors.grading.factory import GRACE_S, grade_deadline_s, graders_of
+from actors.grading.pool import GraderPoolActor, GraderPoolClient, watched_graders
 from actors.learner.group import LearnerGroup
 from actors.rollout.assignment import GroupAffinity
 from actors.rollout.canary import CANARY_LIMITS

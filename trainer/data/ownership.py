@@ -24,8 +24,8 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -190,56 +190,50 @@ def claim(
     for public in (path / name for name in names):
         if public.exists() and not public.is_symlink():
             raise UserError(f"{public} is in the way of the run's own; move it away, or give another folder")
+    began = changed = clock()
+    told_alive, told_silent = -math.inf, False
+    first: _Seen | None = None
+    seen: _Seen | None = None
+    with _explained(path):
+        while True:
+            now = _look(path, disk)
+            if now is None:
+                if _create(path, disk):
+                    return _owned(path, 1, names, silence_s, disk, clean=True)
+            elif now.beat is None:
+                if _announce(path, now.number) and _take(path, now.number, disk):
+                    return _owned(path, now.number + 1, names, silence_s, disk, clean=True)
+            else:
+                if now != seen:
+                    first, seen, changed = first or now, now, clock()
+                is_alive, waited, silent = now != first, clock() - began, clock() - changed
+                owner = _described(now.beat)
+                if silent >= silence_s:
+                    if _take(path, now.number, disk):
+                        return _owned(path, now.number + 1, names, silence_s, disk, clean=False)
+                elif silent > SURE_AFTER * BEAT_S and not told_silent:
+                    told_silent = True
+                    tell(f"{path}: waiting {silence_s:g} s for a sign of {owner}, whose end is not recorded")
+                elif is_alive and waited >= wait_s:
+                    within = f", and has not ended within {wait_s:g} s" if wait_s else ""
+                    raise FolderOwned(f"{path} is used by {owner}{within}{remedy}")
+                elif is_alive and waited >= told_alive + TOLD_EVERY_S:
+                    told_alive = waited
+                    left = f"{wait_s - waited:.0f} s at most"
+                    tell(f"{path} is used by {owner}; waiting for its end, {left}")
+            pause(min(POLL_S, silence_s / 10))
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Raise a UserError for what the file system of `path` cannot do."""
     try:
-        return _claimed(path, names, wait_s, remedy, tell, silence_s, pause, clock, disk)
+        yield
     except OSError as error:
         if error.errno in _UNSUPPORTED:
             what = f"its file system cannot rename a folder or make a symbolic link ({error.strerror})"
             raise UserError(f"{path}: {what}, as a mounted bucket; use a local disk or NFS") from error
         raise UserError(f"cannot write to {path}: {error.strerror}") from error
-
-
-def _claimed(
-    path: Path,
-    names: Iterable[str],
-    wait_s: float,
-    remedy: str,
-    tell: Tell,
-    silence_s: float,
-    pause: Callable[[float], None],
-    clock: Callable[[], float],
-    disk: Disk,
-) -> Claim:
-    began = changed = clock()
-    told_alive, told_silent = -math.inf, False
-    first: _Seen | None = None
-    seen: _Seen | None = None
-    while True:
-        now = _look(path, disk)
-        if now is None:
-            if _create(path, disk):
-                return _owned(path, 1, names, silence_s, disk, clean=True)
-        elif now.beat is None:
-            if _announce(path, now.number) and _take(path, now.number, disk):
-                return _owned(path, now.number + 1, names, silence_s, disk, clean=True)
-        else:
-            if now != seen:
-                first, seen, changed = first or now, now, clock()
-            is_alive, waited, silent = now != first, clock() - began, clock() - changed
-            if silent >= silence_s:
-                if _take(path, now.number, disk):
-                    return _owned(path, now.number + 1, names, silence_s, disk, clean=False)
-            elif silent > SURE_AFTER * BEAT_S and not told_silent:
-                told_silent = True
-                tell(f"{path}: waiting {silence_s:g} s for a sign of {_described(now.beat)}, whose end is not recorded")
-            elif is_alive and waited >= wait_s:
-                within = f", and has not ended within {wait_s:g} s" if wait_s else ""
-                raise FolderOwned(f"{path} is used by {_described(now.beat)}{within}{remedy}")
-            elif is_alive and waited >= told_alive + TOLD_EVERY_S:
-                told_alive = waited
-                left = f"{wait_s - waited:.0f} s at most"
-                tell(f"{path} is used by {_described(now.beat)}; waiting for its end, {left}")
-        pause(min(POLL_S, silence_s / 10))
 
 
 def files_of(path: Path) -> Path:

@@ -19,18 +19,17 @@ from typing import Any, TypeVar
 
 from trainer.algorithm.advantage import advantages, signal_of
 from trainer.data.rows import RowOrder
-from trainer.errors import Halted, LearnerFailed, first_error
+from trainer.errors import Halted, first_error
 from trainer.events import EarlyStopped, NothingLeftToLearn, PhaseBegan, StepDone, UpdateSkipped, UpdatesReplayed
 from trainer.loop.buffer import TRAIN, Batch, Buffer
 from trainer.loop.checkpoint import Checkpoints, LoopState
 from trainer.loop.disk import Disk
-from trainer.loop.early_stop import is_over
 from trainer.loop.health import Health
 from trainer.loop.journal import Journal
 from trainer.loop.measure import step_metrics, step_times
 from trainer.loop.restarts import Restarts
 from trainer.loop.saving import Progress
-from trainer.loop.validation import Validation, validation_metrics
+from trainer.loop.validation import Validation, is_over, validation_metrics
 from trainer.protocols import EventSink, Learner, Rollouts
 from trainer.spec.early_stop import EarlyStop
 from trainer.spec.job import AlgorithmSpec, CheckpointInterval
@@ -77,8 +76,7 @@ class Loop:
         self._check_every_s = check_every_s
         self._journal = journal
         self._disk = Disk(sink, sleep)
-        self._restarts = Restarts(sink, sleep)
-        self._learner_lost = False
+        self._restarts = Restarts(sink, self._recover, lambda: self._progress.step, sleep)
         self._progress = Progress(
             learner, checkpoints, journal, config.checkpoint_interval, sink, self._disk, plan.steps, clock
         )
@@ -102,16 +100,16 @@ class Loop:
         `reported`: the steps whose StepDone is known; others that were done are reported.
         """
         self._reported, started = reported, time.monotonic()
-        before = await self._with_learner(lambda: self._progress.resume(reported))
+        before = await self._restarts.retry(lambda: self._progress.resume(reported))
         self._sink.emit(PhaseBegan(phase="replay", step=before.step))
-        await self._with_learner(lambda: self._replay(self._progress.state))
+        await self._restarts.retry(lambda: self._replay(self._progress.state))
         state = self._progress.state
         for group in await asyncio.to_thread(lambda: list(self._journal.finished(state.next_group))):
             if group.newest_version <= state.version:  # else the user has gone back to an older checkpoint
                 self._finished[group.request.index] = group
         self._buffer.start_at(state.next_group)
         if state.version:
-            await self._with_learner(lambda: self._rollouts.publish(state.version))
+            await self._restarts.retry(lambda: self._rollouts.publish(state.version))
         self._sink.emit(
             UpdatesReplayed(
                 num_updates=state.step - before.step,
@@ -155,7 +153,7 @@ class Loop:
         finally:
             await self._progress.settled()
             await self._journal.settled()
-        await self._with_learner(self._progress.save_last)
+        await self._restarts.retry(self._progress.save_last)
         if self.stopped_early and (best := self._progress.best()) is not None:
             self._sink.emit(
                 EarlyStopped(
@@ -198,25 +196,25 @@ class Loop:
 
     async def _next_batch(self) -> Batch:
         """The next batch. Meanwhile a lost learner is found: engines may wait for it, and the batch for them."""
-        await self._with_learner(self._learner.rest)
+        await self._restarts.retry(self._learner.rest)
         batch = asyncio.create_task(self._buffer.next_batch())
         try:
             while not (await asyncio.wait({batch}, timeout=self._check_every_s))[0]:
-                await self._with_learner(self._learner.check)
-                await self._with_learner(self._learner.rest)
+                await self._restarts.retry(self._learner.check)
+                await self._restarts.retry(self._learner.rest)
             return batch.result()
         finally:
             batch.cancel()
 
     async def _step(self, batch: Batch, started: float, times: dict[str, float]) -> None:
         learning, before = time.monotonic(), self._progress.state
-        learned = await self._with_learner(lambda: self._learn(batch, before))
+        learned = await self._restarts.retry(lambda: self._learn(batch, before))
         times["time_learn_s"] = time.monotonic() - learning
         state = self._progress.state = learned.state  # a learner lost from here on catches up to what engines may have
         sync = None
         if learned.report.applied:
             publishing = time.monotonic()
-            sync = await self._with_learner(lambda: self._rollouts.publish(state.version))
+            sync = await self._restarts.retry(lambda: self._rollouts.publish(state.version))
             times["time_sync_s"] = time.monotonic() - publishing
         await self._buffer.published()
         await self._finish(learned, started, times, sync)
@@ -282,7 +280,7 @@ class Loop:
             raise
 
     async def _save(self, state: LoopState) -> dict[str, float]:
-        return await self._with_learner(partial(self._progress.save, state))
+        return await self._restarts.retry(partial(self._progress.save, state))
 
     def _sequences(self, batch: Batch) -> list[TrainSequence]:
         sequences: list[TrainSequence] = []
@@ -294,21 +292,13 @@ class Loop:
 
     # -- a lost learner ------------------------------------------------------------------------------------------------
 
-    async def _with_learner(self, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of `work`. If a rank is lost, the learner starts again, catches up, and `work` is done again."""
-        while True:
-            try:
-                if self._learner_lost:
-                    await self._progress.settled()
-                    await self._learner.restart()
-                    await self._replay(await self._progress.load_latest(), self._progress.step)
-                    if version := self._progress.state.version:
-                        await self._rollouts.publish(version)  # the buckets for late engines were lost
-                    self._learner_lost = False
-                return await work()
-            except LearnerFailed as failure:
-                self._learner_lost = True
-                await self._restarts.allow(failure, self._progress.step)
+    async def _recover(self) -> None:
+        """Start a lost learner again, and let it catch up."""
+        await self._progress.settled()
+        await self._learner.restart()
+        await self._replay(await self._progress.load_latest(), self._progress.step)
+        if version := self._progress.state.version:
+            await self._rollouts.publish(version)  # the buckets for late engines were lost
 
     async def _replay(self, state: LoopState, last_step: int | None = None) -> None:
         """Repeat the recorded updates that follow `state`, until `last_step`; without one, all, which is progress."""
@@ -335,7 +325,7 @@ class Loop:
     async def _validate(self) -> Evaluation | None:
         """Grade the validation file on the engines' current version; no new training group starts until then."""
         self._admitting.clear()
-        await self._with_learner(self._learner.rest)
+        await self._restarts.retry(self._learner.rest)
         try:
             return await self._unless_stopped(self._validation.run(self._progress.step, self._buffer.outstanding))
         finally:

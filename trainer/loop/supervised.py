@@ -13,7 +13,6 @@ import numpy as np
 
 from trainer.chat.conversation import Samples
 from trainer.data.rows import RowOrder
-from trainer.errors import LearnerFailed
 from trainer.events import LossEvaluated, PhaseBegan, StepDone, UpdateSkipped
 from trainer.loop.checkpoint import Checkpoints, LoopState
 from trainer.loop.disk import Disk
@@ -63,7 +62,7 @@ class SupervisedLoop:
         self._learner = learner
         self._sink = sink
         self._disk = Disk(sink, sleep)
-        self._restarts = Restarts(sink, sleep)
+        self._restarts = Restarts(sink, self._recover, lambda: self._progress.step, sleep)
         self._progress = Progress(learner, checkpoints, None, interval, sink, self._disk, plan.steps)
         self._stopping = False
         self._started = time.monotonic()
@@ -91,22 +90,17 @@ class SupervisedLoop:
         return self._progress.state
 
     async def _with_learner(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Do `work`. If a rank is lost, the learner starts again from the latest checkpoint, and `work` as well."""
-        lost = False
-        while True:
-            try:
-                if lost:
-                    await self._progress.settled()
-                    await self._learner.restart()
-                    self._progress.state = await self._progress.load_latest()
-                    lost = False
-                await work()
-                return
-            except LearnerFailed as failure:
-                lost = True
-                await self._restarts.allow(failure, self._progress.step)
-            finally:
-                await self._progress.settled()
+        """Do `work`, again from the latest checkpoint if a rank is lost."""
+        try:
+            await self._restarts.retry(work)
+        finally:
+            await self._progress.settled()
+
+    async def _recover(self) -> None:
+        """Start a lost learner again from the latest checkpoint."""
+        await self._progress.settled()
+        await self._learner.restart()
+        self._progress.state = await self._progress.load_latest()
 
     async def _train(self) -> None:
         state = self._progress.state

@@ -1,12 +1,17 @@
-"""Grades the validation file of a reinforcement job between two steps, on one frozen version."""
+"""Grades the validation file of a reinforcement job between two steps, on one frozen version; and early stop.
+
+Early stop is a function of what each checkpoint holds, so a resumed run counts as one that was never interrupted.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from trainer.events import VALIDATION, Evaluated, PhaseBegan
 from trainer.loop.evaluate import evaluate
 from trainer.protocols import EventSink, Rollouts
+from trainer.spec.early_stop import EarlyStop
 from trainer.types import Evaluation, Task
 
 
@@ -57,3 +62,17 @@ def validation_metrics(evaluation: Evaluation | None) -> dict[str, float]:
         "full_valid_tool_calls_mean": evaluation.tool_calls,
         "valid_reasoning_tokens_mean": evaluation.reasoning_tokens,
     }
+
+
+def num_without_gain(rewards: Sequence[float], min_gain: float) -> int:
+    """How many rewards follow the last one that exceeded the best before it by more than `min_gain`."""
+    best, count = -math.inf, 0
+    for reward in rewards:
+        gained = reward > best + min_gain
+        best, count = (reward, 0) if gained else (best, count + 1)
+    return count
+
+
+def is_over(settings: EarlyStop | None, rewards: Sequence[float]) -> bool:
+    """Whether a job with these `settings` ends after validations with these `rewards`."""
+    return settings is not None and num_without_gain(rewards, settings.min_gain) >= settings.patience

@@ -1,15 +1,12 @@
 """Causal attention over packed sequences: no token sees another sequence. Registered with transformers as "packed".
 
 On a GPU in half precision it is one variable-length flash kernel, elsewhere one `scaled_dot_product_attention` per
-sequence. That loop needs no padding and no mask, which on a CPU is faster than padded batches. `BACKENDS` has further
-ways to compute the same; `benchmarks.gpu` compares them.
+sequence. That loop needs no padding and no mask, which on a CPU is faster than padded batches. `benchmarks.gpu`
+compares them with other ways to compute the same.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
@@ -26,7 +22,7 @@ from trainer.errors import UserError
 from trainer.model.shared_prefix import NO_PARENT
 
 NAME = "packed"
-"""As transformers' `attn_implementation`: the default backend. `packed_flex` and so on: one of `BACKENDS`."""
+"""As transformers' `attn_implementation`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +30,7 @@ class Packing:
     """Where S sequences lie in N packed tokens: lengths (S numbers, sum N), cu_seqlens [S + 1] int32 on the device.
 
     With `parents`, S numbers, a sequence continues an earlier one, whose tokens it sees too (`PrefixTree`). The loop
-    computes that, but for chunked attention. `masks` holds the masks that backends need, such as those by sliding
+    computes that, but for chunked attention. `masks` holds the masks that the loop needs, such as those by sliding
     window, and `chunks` the packings of chunked attention, by size: each is made at the first use by a layer, and used
     by all. `experts` [N, L, k] int64 are for `router_replay`.
     """
@@ -82,7 +78,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     packing: Packing,
-    backend: str | None = None,
+    attend: Attend | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -94,8 +90,8 @@ def packed_attention(
     query [1, H, N, D], key [1, K, N, D] and value [1, K, N, E] with K dividing H -> [1, N, H, E]. A token attends to
     itself and to earlier tokens of its own sequence; with `sliding_window` W, to the last W of these, itself included;
     in layers of `chunked_attention`, to those in its chunk. `softcap` bounds the scores, `s_aux` [H] are the scores of
-    attention sinks. There is no dropout, because the learner's log-probabilities must match the engine's. `backend` is
-    a name in `BACKENDS`; softcap and sinks have only the loop.
+    attention sinks. There is no dropout, because the learner's log-probabilities must match the engine's. `attend`
+    replaces the fastest exact way to compute it; softcap and sinks have only the loop.
 
     Raises:
         UserError: The model makes an attention mask of its own.
@@ -107,10 +103,10 @@ def packed_attention(
     if (size := _chunk_size(module)) is not None:
         packing = packing.chunked(size)
     if softcap is not None or s_aux is not None:
-        return _loop(query, key, value, packing, scaling, sliding_window, softcap, s_aux), None
+        return loop_attention(query, key, value, packing, scaling, sliding_window, softcap, s_aux), None
     if packing.parents is not None:
-        backend = "loop"
-    attend = BACKENDS[backend or default_backend(query.device.type, query.dtype, query.shape[-1])]
+        attend = loop_attention
+    attend = attend or choose_attention(query.device.type, query.dtype, query.shape[-1])
     return attend(query, key, value, packing, scaling, sliding_window), None
 
 
@@ -122,20 +118,13 @@ def _chunk_size(module: nn.Module) -> int | None:
     return layer.config.attention_chunk_size if chunked else None
 
 
-def default_backend(device: str, dtype: torch.dtype, head_size: int = 0) -> str:
-    """The fastest exact backend: measured on CPUs, and on an H100 with packed rollouts (benchmarks/RESULTS.md)."""
+def choose_attention(device: str, dtype: torch.dtype, head_size: int = 0) -> Attend:
+    """Return the fastest exact way, as measured on CPUs and on an H100 with packed rollouts (benchmarks/RESULTS.md)."""
     flash = device == "cuda" and dtype in (torch.bfloat16, torch.float16) and head_size <= FLASH_HEAD_SIZE
-    return "varlen" if flash else "loop"
+    return varlen_attention if flash else loop_attention
 
 
-def backends_on(device: str) -> list[str]:
-    """Those of `BACKENDS` that can train there."""
-    if device == "cpu":
-        return ["loop", "mask"]
-    return [name for name in BACKENDS if name != "package" or importlib.util.find_spec("flash_attn") is not None]
-
-
-def _loop(
+def loop_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -168,17 +157,9 @@ def _with_parents(parts: Sequence[Tensor], parents: Sequence[int]) -> tuple[Tens
     return tuple(whole)
 
 
-def _cudnn(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None, window: int | None) -> Tensor:
-    """The loop with cuDNN's kernels, which use more of a Hopper GPU than torch's flash kernels."""
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        groups = q.shape[1] // k.shape[1]
-        with_groups = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, True, True)
-        if groups > 1 and not torch.backends.cuda.can_use_cudnn_attention(with_groups):
-            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        return _loop(q, k, v, packing, scaling, window)
-
-
-def _varlen(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None, window: int | None) -> Tensor:
+def varlen_attention(
+    q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None, window: int | None
+) -> Tensor:
     """Torch's variable-length flash kernel, for half precision on GPUs."""
     groups = q.shape[1] // k.shape[1]
     options: dict[str, Any] = {"enable_gqa": groups > 1} if _FLASH_TAKES_GROUPS else {}
@@ -199,74 +180,6 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | 
         **options,
     )
     return output[None, ..., :size]
-
-
-def _mask(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None, window: int | None) -> Tensor:
-    """One `scaled_dot_product_attention` with a mask of N x N bytes, which computes the masked scores too."""
-    if window not in packing.masks:
-        tokens = torch.arange(q.shape[2], device=q.device)
-        packing.masks[window] = _mask_of(packing, window)(None, None, tokens[:, None], tokens)
-    groups = q.shape[1] // k.shape[1]  # on GPUs, no kernel with a mask takes groups
-    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    output = functional.scaled_dot_product_attention(q, k, v, attn_mask=packing.masks[window], scale=scaling)
-    return output.transpose(1, 2)
-
-
-def _flex(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None, window: int | None) -> Tensor:
-    """Flex attention with a block mask, compiled on GPUs."""
-    flex, block_mask = _flex_functions(q.is_cuda)
-    if window not in packing.masks:
-        packing.masks[window] = block_mask(_mask_of(packing, window), None, None, q.shape[2], q.shape[2], q.device)
-    options = {"scale": scaling, "enable_gqa": q.shape[1] != k.shape[1]}
-    output: Tensor = flex(q, k, v, block_mask=packing.masks[window], **options)
-    return output.transpose(1, 2)
-
-
-def _package(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None, window: int | None) -> Tensor:
-    """The kernel of the package flash-attn, where it is installed."""
-    longest, size = max(packing.lengths), v.shape[-1]
-    v = functional.pad(v, (0, q.shape[-1] - size))
-    output: Tensor = importlib.import_module("flash_attn").flash_attn_varlen_func(
-        *(tensor[0].transpose(0, 1) for tensor in (q, k, v)),
-        packing.cu_seqlens,
-        packing.cu_seqlens,
-        longest,
-        longest,
-        softmax_scale=scaling,
-        causal=True,
-        window_size=(-1 if window is None else window - 1, 0),
-    )
-    return output[None, ..., :size]
-
-
-BACKENDS: dict[str, Attend] = {
-    "loop": _loop,
-    "cudnn": _cudnn,
-    "varlen": _varlen,
-    "mask": _mask,
-    "flex": _flex,
-    "package": _package,
-}
-
-
-@functools.cache
-def _flex_functions(compiled: bool) -> tuple[Any, Any]:
-    """`flex_attention` and `create_block_mask`; uncompiled they hold N x N scores, which is right for tests only."""
-    module = importlib.import_module("torch.nn.attention.flex_attention")  # imports torch's compiler
-    functions = module.flex_attention, module.create_block_mask
-    return (torch.compile(functions[0]), torch.compile(functions[1])) if compiled else functions
-
-
-def _mask_of(packing: Packing, window: int | None) -> Callable[[Tensor | None, Tensor | None, Tensor, Tensor], Tensor]:
-    starts = packing.cu_seqlens
-    lengths = starts.diff().long()
-    number = torch.repeat_interleave(lengths, output_size=sum(packing.lengths))  # of each token's sequence
-
-    def sees(batch: Tensor | None, head: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
-        seen = (query >= key) & (number[query] == number[key])
-        return seen if window is None else seen & (query - key < window)
-
-    return sees
 
 
 def _attend(
@@ -345,5 +258,3 @@ def _seen(length: int, num_keys: int, window: int, device: torch.device) -> Tens
 
 
 AttentionInterface.register(NAME, packed_attention)
-for _backend in BACKENDS:
-    AttentionInterface.register(f"{NAME}_{_backend}", functools.partial(packed_attention, backend=_backend))

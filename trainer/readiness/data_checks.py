@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from rapidfuzz import fuzz, process, utils
 
-from trainer.readiness.draws import line_of
 from trainer.types import Task
 
 NEAR = 95.0
@@ -49,7 +48,7 @@ def data_finding(file: str, tasks: Sequence[Task], others: Mapping[str, Sequence
     same_question: dict[str, dict[str, list[int]]] = {}
     for task in tasks:
         references = same_question.setdefault(_question(task), {})
-        references.setdefault(_reference(task), []).append(line_of(task.row_id))
+        references.setdefault(_reference(task), []).append(task.line)
     shared = {name: sum(_question(task) in same_question for task in rows) for name, rows in others.items()}
     return DataFinding(
         file=file,
@@ -79,7 +78,7 @@ def _near(tasks: Sequence[Task]) -> list[tuple[int, int]]:
     by_reference: dict[str, dict[str, int]] = {}
     for task in tasks:
         text = str(task.messages[-1].get("content") or "")  # instructions that all rows share say nothing of one
-        by_reference.setdefault(_reference(task), {}).setdefault(text, line_of(task.row_id))
+        by_reference.setdefault(_reference(task), {}).setdefault(text, task.line)
     pairs = []
     for reference, questions in by_reference.items():
         texts = list(questions)[:COMPARED_ROWS]

@@ -76,7 +76,7 @@ def _row(group: Group, pass_threshold: float) -> Row:
     grades = [rollout.grade.value for rollout in group.rollouts]
     return Row(
         row_id=task.row_id,
-        line=line_of(task.row_id),
+        line=task.line,
         question=str(task.messages[-1].get("content") or "")[:SHOWN_CHARS],
         mean=fmean(rewards),
         deviation=pstdev(rewards),
@@ -88,12 +88,6 @@ def _row(group: Group, pass_threshold: float) -> Row:
         discarded=len(group.discarded),
         no_signal=signal_of(group.rewards, grades, pass_threshold),
     )
-
-
-def line_of(row_id: str) -> int:
-    """The line of a row in its file (see `trainer.data.rows`); 0 if the id has none."""
-    number = row_id.partition("-")[0]
-    return int(number) if number.isdecimal() else 0
 
 
 def shares_of(rows: Sequence[Row]) -> Shares:

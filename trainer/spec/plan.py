@@ -77,15 +77,23 @@ def resolve(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[Plan, tup
     max(2, round(8 x compute_multiplier)), or 1 for supervised jobs; steps = ceil(rows x epochs / batch_size). Batches
     cross epoch boundaries, so a batch may be larger than the file.
     """
-    chosen = _Chosen()
+    choices: list[SettingChosen] = []
+
+    def number(setting: str, given: float | Auto, auto: float, why: str) -> float:
+        """Return the value of a setting, and add it to the choices if it was auto."""
+        if given != "auto":
+            return given
+        choices.append(SettingChosen(setting=setting, value=auto, why=why))
+        return auto
+
     reinforcement = job.method.type == "reinforcement"
     hp: CommonHyperparameters = (job.reinforcement if reinforcement else job.supervised).hyperparameters
     algorithm = job.optimizer
     rows = f"{num_rows} rows"
-    batch_size = chosen.number(
+    batch_size = number(
         "hyperparameters.batch_size", hp.batch_size, min(USUAL_BATCH, num_rows), f"{rows}, at most {USUAL_BATCH} a step"
     )
-    n_epochs = chosen.number(
+    n_epochs = number(
         "hyperparameters.n_epochs",
         hp.n_epochs,
         max(1, round(USUAL_ROWS / num_rows)),
@@ -97,15 +105,15 @@ def resolve(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[Plan, tup
         rl = job.reinforcement.hyperparameters
         compute = min(2.0, max(1.0, USUAL_BATCH / num_rows))
         why = f"{rows}, {round(GROUP_SIZE * compute)} rollouts of each"
-        compute = chosen.number("hyperparameters.compute_multiplier", rl.compute_multiplier, compute, why)
+        compute = number("hyperparameters.compute_multiplier", rl.compute_multiplier, compute, why)
         group_size = max(2, round(GROUP_SIZE * compute))
         samples = 1.0 if rl.eval_samples == "auto" else rl.eval_samples
         thinking = THINKING_TOKENS[rl.reasoning_effort]
         updates = job.reinforcement.algorithm.updates_per_batch
     why = f"a quarter of {steps} steps"
-    interval = chosen.number("hyperparameters.eval_interval", hp.eval_interval, max(1, steps // 4), why)
+    interval = number("hyperparameters.eval_interval", hp.eval_interval, max(1, steps // 4), why)
     lora = algorithm.adapter is not None
-    rate = chosen.number(
+    rate = number(
         "algorithm.learning_rate",
         algorithm.learning_rate,
         auto_learning_rate(job.method.type, num_parameters, lora=lora),
@@ -125,17 +133,4 @@ def resolve(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[Plan, tup
         learning_rate=rate * multiplier,
         max_thinking_tokens=thinking,
     )
-    return plan, tuple(chosen.choices)
-
-
-class _Chosen:
-    """Collects the choices."""
-
-    def __init__(self) -> None:
-        self.choices: list[SettingChosen] = []
-
-    def number(self, setting: str, given: float | Auto, auto: float, why: str) -> float:
-        if given != "auto":
-            return given
-        self.choices.append(SettingChosen(setting=setting, value=auto, why=why))
-        return auto
+    return plan, tuple(choices)

@@ -78,12 +78,12 @@ def structure_of(
 
 def turn_structure(
     tools: Sequence[dict[str, Any]],
-    response_schema: dict[str, Any] | None,
+    response_schema: dict[str, Any],
     form: CallForm | None,
     thought: dict[str, Any] | None = None,
     before_answer: str = "",
-) -> str | None:
-    """The structural tag of a turn; None without a response schema.
+) -> str:
+    """Return the structural tag of a turn.
 
     It is a thought, if there is a format for it, and then tool calls in the family's form or an answer of the response
     schema, after the text `before_answer`.
@@ -91,8 +91,6 @@ def turn_structure(
     Raises:
         NoGrammar: There are tools, but no form of calls.
     """
-    if response_schema is None:
-        return None
     said: dict[str, Any] = {"type": "json_schema", "json_schema": response_schema}
     if before_answer:
         said = {"type": "sequence", "elements": [_text(before_answer), said]}

@@ -66,11 +66,7 @@ class EndpointGrade:
     def _object(self, answer: HttpAnswer) -> dict[str, Any]:
         if not answer.ok:
             raise self._client.bad_answer(answer, "a grader must answer 200 with a score")
-        try:
-            body = None if answer.truncated else answer.json()
-        except ValueError:
-            body = None
-        if not isinstance(body, dict):
+        if (body := answer.json_object) is None:
             raise self._client.bad_answer(answer, 'the body is not a JSON object such as {"score": 0.5}')
         return body
 

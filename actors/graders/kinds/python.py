@@ -21,8 +21,8 @@ from actors.endpoints.body import json_body
 from actors.graders.base import outside
 from actors.runtime.cores import usable_cores
 from actors.sandbox import frames
+from actors.sandbox.runner import MEMORY_EXIT
 from actors.sandbox.start import (
-    MEMORY_EXIT,
     START_S,
     Sandbox,
     SandboxFailed,

@@ -215,12 +215,12 @@ class _Nodes:
                 f"the reference {shown!r} points outside the schema; only references that start with # are allowed"
             )
             remedy = "put what it refers to into `$defs` of the same schema, and write #/$defs/NAME"
-            raise Refused(SchemaMistake("invalid_schema", (*path, key), message, remedy))
+            raise invalid_at((*path, key), message, remedy)
         found = anchors.get(unquote(reference[1:])) or resolved(self._root, reference)
         if found is None or not isinstance(found[1], dict | bool):
             message = f"the reference {shown!r} cannot be resolved"
             remedy = "add what it refers to to `$defs` of the schema"
-            raise Refused(SchemaMistake("invalid_schema", (*path, key), message, remedy))
+            raise invalid_at((*path, key), message, remedy)
         return found
 
     def num_applied(self) -> int:
@@ -245,7 +245,7 @@ class _Nodes:
         except CycleError:
             message = "its references form a cycle: a value would be compared with the same schema forever"
             remedy = "refer to the schema from `properties` or `items`"
-            raise Refused(SchemaMistake("invalid_schema", (), message, remedy)) from None
+            raise invalid_at((), message, remedy) from None
 
 
 # -- the checks --------------------------------------------------------------------------------------------------------
@@ -293,24 +293,25 @@ def _check_numbers(node: Mapping[str, Any], path: Path, grammar: bool) -> None:
 def _check_bounds(node: Mapping[str, Any], path: Path) -> None:
     """Refuse what a grammar cannot be made of: bounds between which nothing is, and those of integers in fractions."""
     if node.get("enum") == []:
-        raise _empty((*path, "enum"), "has no values", "list some, or leave it out")
+        raise invalid_at((*path, "enum"), "has no values", "list some, or leave it out")
     whole = node.get("type") == "integer"
     for key in NUMERIC if whole else ():
         if isinstance(value := node.get(key), float) and not value.is_integer():
-            raise _empty((*path, key), "is not a whole number, as bounds of integers must be", "round it")
+            raise invalid_at((*path, key), "is not a whole number, as bounds of integers must be", "round it")
     for least, most in BOUNDS:
         low, high = _number(node.get(least)), _number(node.get(most))
         if low is not None and high is not None:
             strict = sum(key.startswith("exclusive") for key in (least, most))
             if low > high or (strict and low == high) or (whole and strict == 2 and int(high) == int(low) + 1):
-                raise _empty((*path, least), f"leaves nothing below {most}", f"lower it, or raise {most}")
+                raise invalid_at((*path, least), f"leaves nothing below {most}", f"lower it, or raise {most}")
 
 
 def _number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _empty(path: Path, what: str, remedy: str) -> Refused:
+def invalid_at(path: Path, what: str, remedy: str) -> Refused:
+    """Return the error of an invalid part of a schema."""
     return Refused(SchemaMistake("invalid_schema", path, what, remedy))
 
 

@@ -5,10 +5,9 @@ Most chat templates write a tool's schema into the prompt as it is. Keywords of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from trainer.spec.schemas.form import MANY, NAMED, ONE, Path, resolved
+from trainer.spec.schemas.form import MANY, NAMED, ONE, Path, Refused, SchemaMistake, invalid_at, resolved
 
 MAX_NODES = 2_000
 """Subschemas of one tool after following references, which can grow without bound."""
@@ -32,29 +31,14 @@ LEFT_OUT = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Mistake:
-    """Why a schema cannot be written without references; `path` is where, from the top of its document."""
-
-    path: Path
-    message: str
-    remedy: str
-
-
-class _Cannot(Exception):
-    def __init__(self, mistake: Mistake) -> None:
-        super().__init__(mistake.message)
-        self.mistake = mistake
-
-
-def inlined(schema: Any, root: Any, path: Path = ()) -> tuple[dict[str, Any] | None, Mistake | None]:
+def inlined(schema: Any, root: Any, path: Path = ()) -> tuple[dict[str, Any] | None, SchemaMistake | None]:
     """The schema, which is at `path` of `root`, with what it refers to in place of its references; or why not."""
     try:
         found = _Walk(root).plain(schema, path, (), 0)
-    except _Cannot as error:
+    except Refused as error:
         return None, error.mistake
     if not isinstance(found, dict):
-        return None, Mistake(path, "must be a JSON schema", "write an object")
+        return None, SchemaMistake("invalid_schema", path, "must be a JSON schema", "write an object")
     return found, None
 
 
@@ -70,7 +54,7 @@ class _Walk:
         self._num_left -= 1
         if self._num_left < 0 or depth > MAX_DEPTH:
             what = f"has more than {MAX_NODES:,} parts or {MAX_DEPTH} levels once its references are followed"
-            raise _Cannot(Mistake(path, what, "describe only the arguments that the model needs, or leave it out"))
+            raise invalid_at(path, what, "describe only the arguments that the model needs, or leave it out")
         if not isinstance(schema, dict):
             return schema
         if (reference := schema.get("$ref")) is not None:
@@ -97,14 +81,14 @@ class _Walk:
         at = (*path, "$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):
             message = f"{str(reference)[:200]!r} is in another document, and nothing is fetched"
-            raise _Cannot(Mistake(at, message, "bundle all documents into one file first"))
+            raise invalid_at(at, message, "bundle all documents into one file first")
         if reference in above:
             message = f"{reference[:200]} contains itself, so the schema has no end"
             remedy = "replace the inner reference by {type: object}, or leave the tool out by naming others with --tool"
-            raise _Cannot(Mistake(at, message, remedy))
+            raise invalid_at(at, message, remedy)
         target = resolved(self._root, reference)
         if target is None:
-            raise _Cannot(Mistake(at, f"there is no {reference[:200]} in the document", "correct the reference"))
+            raise invalid_at(at, f"there is no {reference[:200]} in the document", "correct the reference")
         place, found = target
         result = self.plain(found, place, (*above, reference), depth + 1)
         beside = {key: value for key, value in schema.items() if key != "$ref"}

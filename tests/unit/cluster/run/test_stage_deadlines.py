@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.grading.pool import LOCAL_DEADLINE_S
+from actors.grading.factory import LOCAL_DEADLINE_S
 from cluster.run.actors import stage_deadlines_s
 from tests.support.builders import EXACT, job
 from trainer.spec.operator.config import ModelEndpoint, Operator

@@ -11,7 +11,7 @@ from tests.support.fakes import FakeRollouts
 from tests.support.loops import EACH_STEP, NEVER, Killed, Made, killed_in
 from trainer.events import EarlyStopped, Evaluated
 from trainer.loop.checkpoint import Checkpoints, LoopState, best_checkpoint
-from trainer.loop.early_stop import is_over, num_without_gain
+from trainer.loop.validation import is_over, num_without_gain
 from trainer.spec.early_stop import EarlyStop
 from trainer.spec.job import CheckpointInterval
 from trainer.types import Group, GroupRequest

@@ -1,4 +1,4 @@
-"""All backends of packed attention compute the same; those of GPUs are compared by `benchmarks.gpu`."""
+"""All ways to compute packed attention agree; those of GPUs are compared by `benchmarks.gpu`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.model.packed_attention import BACKENDS, Packing, backends_on, default_backend, packed_attention
+from benchmarks.gpu.attention import BACKENDS, backends_on
+from trainer.model.packed_attention import (
+    Packing,
+    choose_attention,
+    loop_attention,
+    packed_attention,
+    varlen_attention,
+)
 
 CPU = torch.device("cpu")
 LENGTHS = [5, 1, 150, 20]
@@ -31,7 +38,7 @@ def outputs(
         *inputs,
         None,
         packing=Packing.of(LENGTHS, CPU),
-        backend=backend,
+        attend=None if backend is None else BACKENDS[backend],
         scaling=scaling,
         sliding_window=window,
     )
@@ -58,9 +65,9 @@ def test_flex_attention_computes_what_the_default_computes(
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_defaults() -> None:
-    assert default_backend("cpu", torch.float32) == "loop"
-    assert default_backend("cuda", torch.float32) == "loop"
-    assert default_backend("cuda", torch.bfloat16) == "varlen"
-    assert default_backend("cuda", torch.bfloat16, head_size=512) == "loop"
+def test_half_precision_on_gpus_uses_the_flash_kernel_where_it_takes_the_head() -> None:
+    assert choose_attention("cpu", torch.float32) is loop_attention
+    assert choose_attention("cuda", torch.float32) is loop_attention
+    assert choose_attention("cuda", torch.bfloat16) is varlen_attention
+    assert choose_attention("cuda", torch.bfloat16, head_size=512) is loop_attention
     assert set(backends_on("cuda")) <= set(BACKENDS)

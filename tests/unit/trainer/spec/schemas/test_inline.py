@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from trainer.spec.schemas.inline import MAX_DEPTH, MAX_DESCRIPTION_CHARS, MAX_NODES, Mistake, inlined
+from trainer.spec.schemas.form import SchemaMistake
+from trainer.spec.schemas.inline import MAX_DEPTH, MAX_DESCRIPTION_CHARS, MAX_NODES, inlined
 
 
-def refused(schema: Any, root: Any) -> Mistake:
+def refused(schema: Any, root: Any) -> SchemaMistake:
     found, mistake = inlined(schema, root)
     assert found is None and mistake is not None
     return mistake
@@ -100,4 +101,4 @@ def test_a_deep_schema_ends_at_a_bound() -> None:
 
 @pytest.mark.parametrize("schema", [None, True, [], "object"])
 def test_what_is_no_object_is_refused(schema: Any) -> None:
-    assert refused(schema, schema) == Mistake((), "must be a JSON schema", "write an object")
+    assert refused(schema, schema) == SchemaMistake("invalid_schema", (), "must be a JSON schema", "write an object")
