@@ -107,7 +107,7 @@ test: setup $(PROMETHEUS) $(CONSOLE_TOOLS) $(CHROMIUM)
 	$(PYTEST) $(SIDE_BY_SIDE) tests -m "not nightly"
 
 unit: setup
-	$(PYTEST) $(SIDE_BY_SIDE) tests/unit
+	$(PYTEST) $(SIDE_BY_SIDE) tests/unit -m "not nightly"
 
 chaos: setup
 	$(PYTEST) $(CHAOS)

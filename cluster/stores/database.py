@@ -23,7 +23,7 @@ T = TypeVar("T")
 DatabaseError = SQLAlchemyError
 """Whatever a connection or a statement fails with."""
 SQLITE_BUSY_S = 30.0
-"""How long a writer waits for another one; SQLite allows one writer at a time."""
+"""Seconds that a writer waits for another one, unless the URL sets `timeout`; SQLite allows one writer at a time."""
 TRANSIENT_SQLITE = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 POSTGRESQL_DEFAULTS = {"connect_timeout": "5", "tcp_user_timeout": "15000"}
 """libpq's options, in s and ms, unless the URL sets them: by default a host that does not answer blocks minutes."""
@@ -103,11 +103,12 @@ class Database:
 def _engine(url: str) -> Engine:
     if url.startswith("postgresql://"):
         url = "postgresql+psycopg://" + url.removeprefix("postgresql://")
+    given = make_url(url).query
     if not url.startswith("sqlite"):
-        given = make_url(url).query
         options = {name: value for name, value in POSTGRESQL_DEFAULTS.items() if name not in given}
         return create_engine(url, pool_pre_ping=True, hide_parameters=True, connect_args=options)
-    engine = create_engine(url, connect_args={"timeout": SQLITE_BUSY_S}, hide_parameters=True)
+    busy = {} if "timeout" in given else {"timeout": SQLITE_BUSY_S}
+    engine = create_engine(url, connect_args=busy, hide_parameters=True)
 
     @event.listens_for(engine, "connect")
     def _configure(connection: Any, record: Any) -> None:

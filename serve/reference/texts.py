@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
+import sys
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
 
 
 def text_of(documented: object) -> str:
@@ -16,13 +19,28 @@ def field_texts(cls: type) -> dict[str, str]:
     """The texts of the fields of a class and its bases, those of the class first."""
     found: dict[str, str] = {}
     for owner in cls.__mro__[:-1]:
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-        assert isinstance(tree, ast.ClassDef)
-        for part, after in zip(tree.body, tree.body[1:], strict=False):
+        for part, after in pairwise(_classes_of(owner.__module__)[owner.__qualname__].body):
             match part, after:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                     found.setdefault(name, _joined(inspect.cleandoc(text)))
     return found
+
+
+@cache
+def _classes_of(module: str) -> dict[str, ast.ClassDef]:
+    """Return the parsed classes of an imported module by their qualified names; `inspect` parses it for each class."""
+    return dict(_classes_below(ast.parse(inspect.getsource(sys.modules[module])), ""))
+
+
+def _classes_below(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef]]:
+    for child in ast.iter_child_nodes(node):
+        inner = prefix
+        if isinstance(child, ast.ClassDef):
+            inner = f"{prefix}{child.name}."
+            yield f"{prefix}{child.name}", child
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = f"{prefix}{child.name}.<locals>."
+        yield from _classes_below(child, inner)
 
 
 def sentence(text: str) -> str:

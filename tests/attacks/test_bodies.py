@@ -6,9 +6,11 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from typing import Any
+from itertools import product
+from typing import Any, TypeVar
 
 import httpx
 import psutil
@@ -36,6 +38,7 @@ SHORT = {
 }
 IN_FULL = ("completions messages", "completions item", "responses input", "run item", "run arguments", "a method")
 params = pytest.mark.parametrize
+Case = TypeVar("Case")
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +55,13 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with short deadlines and few connections."""
     with api_process(tmp_path_factory.mktemp("hasty"), SHORT, max_connections=MAX_CONNECTIONS) as server:
         yield server
+
+
+def at_once(check: Callable[[Case], None], cases: Iterable[Case]) -> None:
+    """Run the check for several cases at a time: each waits a second for the server to give up."""
+    with ThreadPoolExecutor(8) as pool:
+        for checked in [pool.submit(check, case) for case in cases]:
+            checked.result()
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:
@@ -94,17 +104,20 @@ def test_a_value_that_is_not_parsed(server: Server, name: str, place: str) -> No
     assert (answer.status_code, error_of(answer)["code"]) == (400, "invalid_json")
 
 
-@params("method", ["GET", "HEAD", "DELETE", "OPTIONS"])
-@params("path", ["/v1/models", "/v1/fine_tuning/jobs", "/health", "/docs"])
-def test_a_body_where_there_is_none_is_not_read(hasty: Server, method: str, path: str) -> None:
-    with hasty.client() as client:
-        answer = client.request(method, path, content=b"[" + b"[]," * 10)
-        sent = client.request(method, path, content=iter([b"[[],", b"[],"]))
-        assert (answer.status_code, sent.status_code) == (400, 400)
+def test_a_body_where_there_is_none_is_not_read(hasty: Server) -> None:
+    def sent_to(route: tuple[str, str]) -> None:
+        method, path = route
+        with hasty.client() as client:
+            answer = client.request(method, path, content=b"[" + b"[]," * 10)
+            sent = client.request(method, path, content=iter([b"[[],", b"[],"]))
+        assert (answer.status_code, sent.status_code) == (400, 400), route
         if method != "HEAD":
-            assert error_of(answer)["code"] == error_of(sent)["code"] == "unexpected_body"
-    head = f"{method} {path} HTTP/1.1\r\nhost: a\r\ncontent-length: 32000000\r\n\r\n"
-    assert answer_of(hasty, head.encode()).startswith(b"HTTP/1.1 400")  # before any of it arrives
+            assert error_of(answer)["code"] == error_of(sent)["code"] == "unexpected_body", route
+        head = f"{method} {path} HTTP/1.1\r\nhost: a\r\ncontent-length: 32000000\r\n\r\n"
+        assert answer_of(hasty, head.encode()).startswith(b"HTTP/1.1 400"), route  # before any of it arrives
+
+    paths = ("/v1/models", "/v1/fine_tuning/jobs", "/health", "/docs")
+    at_once(sent_to, product(("GET", "HEAD", "DELETE", "OPTIONS"), paths))
 
 
 @params("name", BYTES)
@@ -120,17 +133,21 @@ def test_bytes_that_are_hardly_http(server: Server, name: str) -> None:
 CHUNKED = "POST /v1/responses HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\ncontent-type: application/json\r\n"
 
 
-@params("start, rest", [("0\r\na: ", "a"), ("0\r\na", "a"), ("0\r\n", "a: b\r\n"), ("1;a=", "a"), ("1;", "a=b;")])
-def test_trailers_and_extensions_of_chunks_are_as_short_as_headers(hasty: Server, start: str, rest: str) -> None:
-    head, long = CHUNKED + f"authorization: Bearer {hasty.tokens[0]}\r\n\r\n", rest * (ROOM // len(rest))
-    assert answer_of(hasty, (head + start + long).encode()).startswith(b"HTTP/1.1 431")
-    with connected(hasty) as connection:
-        connection.sendall(f"{CHUNKED}\r\n{start}".encode())
-        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 401")
-        begun = time.monotonic()
-        with suppress(OSError):
-            connection.sendall(long.encode())
-        assert b"headers_too_large" in said_on(connection) or time.monotonic() < begun + SHORT["rest_s"]
+def test_trailers_and_extensions_of_chunks_are_as_short_as_headers(hasty: Server) -> None:
+    def sent(case: tuple[str, str]) -> None:
+        start, rest = case
+        head, long = CHUNKED + f"authorization: Bearer {hasty.tokens[0]}\r\n\r\n", rest * (ROOM // len(rest))
+        assert answer_of(hasty, (head + start + long).encode()).startswith(b"HTTP/1.1 431"), case
+        with connected(hasty) as connection:
+            connection.sendall(f"{CHUNKED}\r\n{start}".encode())
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 401"), case
+            begun = time.monotonic()
+            with suppress(OSError):
+                connection.sendall(long.encode())
+            said = said_on(connection)
+        assert b"headers_too_large" in said or time.monotonic() < begun + SHORT["rest_s"], case
+
+    at_once(sent, [("0\r\na: ", "a"), ("0\r\na", "a"), ("0\r\n", "a: b\r\n"), ("1;a=", "a"), ("1;", "a=b;")])
 
 
 def test_a_trailer_is_not_a_header(server: Server) -> None:
@@ -260,11 +277,13 @@ def test_half_sent_headers_end_and_leave_room_for_others(hasty: Server, sent: st
         assert client.get("/health").status_code == 200
 
 
-@params("piece", [b"a", b"a: b\r\n", b"\r\n"])
-def test_headers_that_drip(hasty: Server, piece: bytes) -> None:
-    with connected(hasty) as connection:
-        connection.sendall(b"" if piece == b"\r\n" else b"GET /health HTTP/1.1\r\nhost: a\r\n")
-        assert drip(connection, piece) == b""
+def test_headers_that_drip(hasty: Server) -> None:
+    def sent(piece: bytes) -> None:
+        with connected(hasty) as connection:
+            connection.sendall(b"" if piece == b"\r\n" else b"GET /health HTTP/1.1\r\nhost: a\r\n")
+            assert drip(connection, piece) == b"", piece
+
+    at_once(sent, [b"a", b"a: b\r\n", b"\r\n"])
 
 
 def test_headers_that_drip_after_an_answer(hasty: Server) -> None:
@@ -279,12 +298,14 @@ def head_of(server: Server, path: str, length: int, kind: str = "application/jso
     return f"{head}content-type: {kind}\r\ncontent-length: {length}\r\n\r\n".encode()
 
 
-@params("path", ["/v1/responses", "/v1/fine_tuning/jobs", "/v1/fine_tuning/jobs/x/cancel"])
-def test_a_body_that_drips(hasty: Server, path: str) -> None:
-    with connected(hasty) as connection:
-        connection.sendall(head_of(hasty, path, 1_000_000))
-        said = drip(connection, b" ")
-    assert said.startswith(b"HTTP/1.1 408") and b'"timeout"' in said
+def test_a_body_that_drips(hasty: Server) -> None:
+    def sent_to(path: str) -> None:
+        with connected(hasty) as connection:
+            connection.sendall(head_of(hasty, path, 1_000_000))
+            said = drip(connection, b" ")
+        assert said.startswith(b"HTTP/1.1 408") and b'"timeout"' in said, path
+
+    at_once(sent_to, ["/v1/responses", "/v1/fine_tuning/jobs", "/v1/fine_tuning/jobs/x/cancel"])
 
 
 def test_the_rest_of_a_refused_body_that_drips(hasty: Server) -> None:

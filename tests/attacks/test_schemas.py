@@ -165,7 +165,7 @@ class Api:
 
     def __init__(self, folder: Path) -> None:
         self.jobs = StoredJobs(database_with_tables(folder))
-        self.models = FakeModels(turn("1"), turn("1"))
+        self.models = FakeModels(turn("1"))
         self.client = client_of(
             [
                 make_router(job_service(self.jobs.store, Operator(), lambda: None)),
@@ -189,11 +189,18 @@ class Api:
         return await self.post("chat/completions", f'{{"model": "gpt-5", {messages}, {tool if as_tool else form}}}')
 
 
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    api = Api(tmp_path)
+@pytest.fixture(scope="module")
+def shared_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    api = Api(tmp_path_factory.mktemp("api"))
     yield api
     api.jobs.database.close()
+
+
+@pytest.fixture
+def api(shared_api: Api) -> Api:
+    """The API, whose model has been asked nothing yet; to make one takes longer than most tests."""
+    shared_api.models.bodies.clear()
+    return shared_api
 
 
 @params("name", ALL)

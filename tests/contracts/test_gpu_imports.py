@@ -14,9 +14,11 @@ import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from benchmarks.gpu_rank.__main__ import BENCHMARK
 from benchmarks.gpu_rank.packages import INSTALLED, WHEELS
 from tests.support.paths import ROOT
 
@@ -55,9 +57,10 @@ class Trial:
         self._command = [sys.executable, "-m", package, "--tiny", "--out", str(folder / "out")]
         self._results = folder / "out" / "results.jsonl"
 
-    def run(self) -> str:
-        """The content of the file of results."""
-        done = subprocess.run(self._command, cwd=ROOT, env=self._environment, capture_output=True, text=True)
+    def run(self, *options: str) -> str:
+        """Run the trial with these options and return the content of its file of results."""
+        command = [*self._command, *options]
+        done = subprocess.run(command, cwd=ROOT, env=self._environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return self._results.read_text()
 
@@ -85,6 +88,23 @@ def test_the_trial_on_a_cpu_runs_without_what_a_lent_machine_lacks(tmp_path: Pat
 
 
 def test_the_ranks_trial_needs_only_torch_transformers_and_the_packages_of_its_wheels(tmp_path: Path) -> None:
+    trial = ranks_trial(tmp_path)
+    check_figures(trial.run("--part", "stages"), ["stages"])
+    assert "deepspeed.runtime.zero.stage3" in trial.modules
+    assert "torch.utils.cpp_extension" not in trial.modules, "DeepSpeed compiles an operation"
+
+
+@pytest.mark.nightly
+def test_all_parts_of_the_ranks_trial_need_no_more(tmp_path: Path) -> None:
+    trial = ranks_trial(tmp_path)
+    written = trial.run()
+    check_figures(written, BENCHMARK.parts)
+    assert "torch.utils.cpp_extension" not in trial.modules, "DeepSpeed compiles an operation"
+    assert trial.run() == written
+
+
+def ranks_trial(folder: Path) -> Trial:
+    """The trial of `benchmarks.gpu_rank` without the packages that neither a lent machine has nor our wheels."""
     there = with_dependencies(INSTALLED) | set(WHEELS.values())
     missing = {
         module
@@ -92,14 +112,14 @@ def test_the_ranks_trial_needs_only_torch_transformers_and_the_packages_of_its_w
         if not there & {canonicalize_name(package) for package in packages} and module not in OURS
     }
     assert {"ray", "vllm", "aiohttp"} <= missing
-    trial = Trial(tmp_path, "benchmarks.gpu_rank", missing)
-    written = trial.run()
+    return Trial(folder, "benchmarks.gpu_rank", missing)
+
+
+def check_figures(written: str, parts: Collection[str]) -> None:
+    """Assert that each of these parts, and no other, has figures, and that each figure was measured and is exact."""
     lines = [json.loads(line) for line in written.splitlines()]
-    assert {line["part"] for line in lines} == {"equality", "step", "snapshot", "offload", "gather", "stages"}
+    assert {line["part"] for line in lines} == set(parts)
     assert [line for line in lines if line.get("value") is None or line.get("exact") is False] == []
-    assert "deepspeed.runtime.zero.stage3" in trial.modules
-    assert "torch.utils.cpp_extension" not in trial.modules, "DeepSpeed compiles an operation"
-    assert trial.run() == written
 
 
 def with_dependencies(packages: Iterable[str]) -> set[str]:

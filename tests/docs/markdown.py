@@ -16,17 +16,14 @@ from markdown_it import MarkdownIt
 
 from tests.support.paths import ROOT
 
-_MARK = re.compile(r"<!-- (run(?: nightly| kubernetes)?) -->\s*\Z")
+_MARK = re.compile(r"<!-- (run(?: kubernetes)?) -->\s*\Z")
 _TITLE = re.compile(r'title="([^"]*)"')
 _GENERATED = "docs/reference/"
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block.
-
-    `mark` is `run`, `run nightly`, `run kubernetes` or empty; `line` is that of its first line of content.
-    """
+    """A fenced block. `mark` is `run`, `run kubernetes` or empty; `line` is that of its first line of content."""
 
     page: str
     line: int

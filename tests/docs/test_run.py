@@ -25,13 +25,14 @@ MODELS = [f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B")]
 TIMEOUT_S = 500
 
 
-def sessions() -> Iterator[object]:
+ALWAYS = ("README.md", "docs/your-agent.md")
+"""Pages whose blocks run in each test run; those of the others run nightly."""
+
+
+def pages_to_run() -> Iterator[object]:
     for page in guides():
-        marks = {block.mark for block in page.blocks}
-        if "run" in marks:
-            yield pytest.param(page, ("run",), id=page.path)
-        if "run nightly" in marks:
-            yield pytest.param(page, ("run", "run nightly"), id=f"{page.path}-nightly", marks=pytest.mark.nightly)
+        if any(block.mark == "run" for block in page.blocks):
+            yield pytest.param(page, id=page.path, marks=() if page.path in ALWAYS else pytest.mark.nightly)
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +59,13 @@ SERVICES = {"docs/moving.md": _moved_job}
 """What a page's blocks need beside them, by page: an environment while it lasts."""
 
 
-@pytest.mark.parametrize(("page", "marks"), list(sessions()))
-def test_the_blocks_of_a_page_run(page: Page, marks: tuple[str, ...], tmp_path: Path, hub_cache: Path) -> None:
+@pytest.mark.parametrize("page", list(pages_to_run()))
+def test_the_blocks_of_a_page_run(page: Page, tmp_path: Path, hub_cache: Path) -> None:
     with SERVICES.get(page.path, partial(nullcontext, {}))() as service:
-        _run(page, marks, tmp_path, hub_cache, service)
+        _run(page, tmp_path, hub_cache, service)
 
 
-def _run(page: Page, marks: tuple[str, ...], tmp_path: Path, hub_cache: Path, service: dict[str, str]) -> None:
+def _run(page: Page, tmp_path: Path, hub_cache: Path, service: dict[str, str]) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("AGENT_RFT_", "OPENAI_"))}
     environment |= {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -72,7 +73,7 @@ def _run(page: Page, marks: tuple[str, ...], tmp_path: Path, hub_cache: Path, se
         "HF_HUB_OFFLINE": "1",
         **service,
     }
-    script = "\n".join(_script(page, marks))
+    script = "\n".join(_script(page))
     output = tmp_path / "output"
     here = tmp_path / "here"
     here.mkdir()
@@ -89,11 +90,11 @@ def _run(page: Page, marks: tuple[str, ...], tmp_path: Path, hub_cache: Path, se
     assert shell.returncode == 0, output.read_text(errors="replace")
 
 
-def _script(page: Page, marks: tuple[str, ...]) -> Iterator[str]:
+def _script(page: Page) -> Iterator[str]:
     """The page as one script: files are written and marked blocks run, in order; the first failing command ends it."""
     yield "set -eo pipefail"
     for i, block in enumerate(page.blocks):
-        if block.mark in marks:
+        if block.mark == "run":
             yield f"echo '--- {block}'"
             yield _waiting(block.text) if block.language == "sh" else _heredoc("python -", block.text, i)
         elif block.title and ", " not in block.title:

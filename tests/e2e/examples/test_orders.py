@@ -1,4 +1,4 @@
-"""The shop's example: its jobs on a tiny model with its template and, nightly, all of it on the real model."""
+"""The shop's example: its jobs on a tiny model with its template, and all of it on the real model."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def write_job(folder: Path, name: str, num_rows: int, **settings: Any) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_a_supervised_and_a_reinforcement_step_train_a_model_by_the_examples_template(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

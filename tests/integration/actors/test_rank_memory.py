@@ -65,7 +65,15 @@ def process() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-@pytest.mark.parametrize(("stage", "dtype"), [(0, "float32"), (1, "bfloat16"), (2, "bfloat16"), (3, "bfloat16")])
+@pytest.mark.parametrize(
+    ("stage", "dtype"),
+    [
+        (0, "float32"),
+        pytest.param(1, "bfloat16", marks=pytest.mark.nightly),
+        pytest.param(2, "bfloat16", marks=pytest.mark.nightly),
+        (3, "bfloat16"),
+    ],
+)
 def test_what_has_left_comes_back_bit_by_bit(
     process: ProcessPoolExecutor, config: LearnerConfig, stage: int, dtype: Literal["float32", "bfloat16"]
 ) -> None:

@@ -30,9 +30,14 @@ async def held_out() -> AsyncIterator[PythonGrade]:
     await grader.close()
 
 
-async def test_a_cheat_gets_nothing_or_what_its_time_deserves(held_out: PythonGrade) -> None:
-    for name, text in CHEATS.items():
-        value = (await held_out.grade({"output_text": text}, ITEM, "trace")).value
+ONE_OF_EACH = ("honest", "slow", "the reference", "no-op", "cached", "very long")
+"""A kernel for each way in which the held-out grader grades one."""
+
+
+@pytest.mark.parametrize("names", [ONE_OF_EACH, pytest.param(tuple(CHEATS), marks=pytest.mark.nightly, id="all")])
+async def test_a_cheat_gets_nothing_or_what_its_time_deserves(held_out: PythonGrade, names: tuple[str, ...]) -> None:
+    for name in names:
+        value = (await held_out.grade({"output_text": CHEATS[name]}, ITEM, "trace")).value
         if name == "honest":
             assert value > 0.7, name
         elif name in AS_FAST_AS_IT_IS:
@@ -53,6 +58,14 @@ ITEM_OF_TANH = {"reference": f"def ref(x):\n    {TANH}", "num_axes": 1}
 SIZES = {1: (200_000, 300_000)}
 
 
+async def test_a_kernel_that_is_right_is_measured_and_a_wrong_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNELS_CELL", sys.executable)
+    assert await gpu.measured(f"{START}{TANH}", ITEM_OF_TANH, SIZES, timeout_s=250) > 0
+    with pytest.raises(gpu.Wrong, match="wrong for shape"):
+        await gpu.measured(f"{START}return x", ITEM_OF_TANH, SIZES, timeout_s=250)
+
+
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 async def test_time_is_measured_outside_and_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERNELS_CELL", sys.executable)

@@ -21,16 +21,25 @@ Outputs = tuple[str, str]
 OUTPUTS = (("unread", "unread"), ("closed", "closed"), ("open", "open"))
 COMMANDS = ("train", "eval", "ready", "serve")
 NUMBERS = ("SIGINT", "SIGTERM", "SIGHUP")
-STOPPED = list(product(COMMANDS, NUMBERS, OUTPUTS))
+ALWAYS = {
+    (command, number, OUTPUTS[(i + j) % len(OUTPUTS)])
+    for (i, command), (j, number) in product(enumerate(COMMANDS), enumerate(NUMBERS))
+}
+"""Each pair of a command, a signal and outputs is in a variant of these, which always run; the others are nightly."""
+STOPPED = [
+    pytest.param(*variant, marks=() if variant in ALWAYS else pytest.mark.nightly)
+    for variant in product(COMMANDS, NUMBERS, OUTPUTS)
+]
 NOT_TOUCHED = list(product(COMMANDS, (NOHUP,), OUTPUTS))
 STUCK = list(product(("stuck",), ("SIGINT", "SIGTERM"), OUTPUTS[:1]))
 CLOSING = list(product(("closing",), NUMBERS, OUTPUTS[1:2]))
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, dict[str, Any]]:
-    """How each command ended, by its variant."""
-    variants = STOPPED + NOT_TOUCHED + STUCK + CLOSING
+def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, dict[str, Any]]:
+    """How each command ended, by its variant: those of the tests that were selected, in one process."""
+    tests = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
+    variants = [tuple(test.callspec.params[name] for name in ("command", "number", "outputs")) for test in tests]
     command = [sys.executable, "-m", "tests.support.stopped_runs", str(tmp_path_factory.mktemp("runs"))]
     done = subprocess.run(command, input=json.dumps(variants), cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     return dict(zip(variants, json.loads(done.stdout), strict=True))

@@ -17,6 +17,7 @@ from tests.support.openai_jobs import JOB_ID, record, recorded, reinforcement
 from tests.support.paths import ROOT
 
 AGENT_RFT = Path(sys.executable).with_name("agent-rft")
+nightly = pytest.mark.nightly
 
 
 @pytest.fixture
@@ -57,7 +58,9 @@ def test_it_prints_its_readme_and_writes_a_folder_named_like_the_job(api: FakeOp
     assert f"model: {tmp_path / 'base'}\n" in (tmp_path / JOB_ID / "job.yaml").read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, *(pytest.param(n, marks=nightly) for n in (signal.SIGTERM, signal.SIGHUP))]
+)
 def test_a_signal_in_the_middle_of_a_download_leaves_nothing(
     number: signal.Signals, api: FakeOpenAI, tmp_path: Path
 ) -> None:
@@ -87,13 +90,15 @@ def test_a_signal_in_the_middle_of_a_download_leaves_nothing(
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        ([], 2, "give --job or --from"),
         (["--job", JOB_ID, "--from", "export"], 2, "give --job or --from"),
         (["--job", "../x"], 1, "which begins with ftjob-"),
-        (["--job", "ftjob-other"], 1, "check the job's id"),
         (["--from", "export"], 1, "export/job.json cannot be read"),
-        (["--job", JOB_ID, "--out", "a/b"], 1, "a/b cannot be written: No such file or directory"),
-        (["--job", JOB_ID, "--training-file", "none.jsonl"], 1, "none.jsonl cannot be read"),
+        pytest.param([], 2, "give --job or --from", marks=nightly),
+        pytest.param(["--job", "ftjob-other"], 1, "check the job's id", marks=nightly),
+        pytest.param(
+            ["--job", JOB_ID, "--out", "a/b"], 1, "a/b cannot be written: No such file or directory", marks=nightly
+        ),
+        pytest.param(["--job", JOB_ID, "--training-file", "none.jsonl"], 1, "none.jsonl cannot be read", marks=nightly),
     ],
 )
 def test_a_mistake_has_an_exit_code_and_a_remedy(

@@ -109,7 +109,7 @@ def _sizes(node: Node) -> tuple[Any, ...]:
     return node.cores, node.gpus, node.memory_bytes, node.gpu_memory_bytes
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(requests())
 def test_each_remedy_fits(made: Request) -> None:
     if not lay_out(made).fits:

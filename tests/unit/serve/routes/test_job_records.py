@@ -38,7 +38,7 @@ class Server(FolderJobs):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.routers = [make_router(JobRecords(self.store, self.runs))]
+        self.serve(JobRecords(self.store, self.runs))
         self.job, self.queued = (self.new(owner="sk-rft-write", digest=digest).id for digest in ("a", "b"))
         self.run = Synthetic().run(self.runs / self.job, steps=3, total=3, validation_every=3)
 
@@ -47,9 +47,14 @@ class Server(FolderJobs):
         folder.groups(name, [group])
         folder.close()
 
+    def serve(self, records: JobRecords) -> None:
+        self.routers = [make_router(records)]
+        self.client = client_of(self.routers, token="")
+
     async def get(self, path: str, token: str = "sk-rft-write", job: str | None = None, **query: Any) -> httpx.Response:
-        async with client_of(self.routers, token) as client:
-            return await client.get(f"/v1/fine_tuning/jobs/{job or self.job}/{path}", params=query)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        url = f"/v1/fine_tuning/jobs/{job or self.job}/{path}"
+        return await self.client.get(url, params=query, headers=headers)
 
 
 server = fixture_of(Server)
@@ -115,13 +120,13 @@ async def test_tokens_have_the_texts_of_the_models_tokenizer(server: Server) -> 
 
 
 async def test_a_search_that_takes_long_ends_its_page_and_can_go_on(server: Server) -> None:
-    server.routers = [make_router(JobRecords(server.store, server.runs, search_s=0.0))]
+    server.serve(JobRecords(server.store, server.runs, search_s=0.0))
     first = (await server.get("rollouts", text="of company 1 in", view="summary")).json()
     assert first["has_more"] and first["last_id"] == "test-after.0" and first["data"] == []
 
 
 def test_the_command_line_goes_on_with_a_search_that_takes_long(server: Server) -> None:
-    server.routers = [make_router(JobRecords(server.store, server.runs, search_s=0.0))]
+    server.serve(JobRecords(server.store, server.runs, search_s=0.0))
     with sync_client_of(server.routers) as client:
         traces = list(
             ServerTraces(client, server.job).find(Wanted(text="of company 1 in", name="test-after"), "newest", 9)
