@@ -168,7 +168,7 @@ def test_prometheus_discovers_our_port_on_each_node_that_ray_lists(tmp_path: Pat
     assert [(s["metric"]["job"], s["metric"]["process"]) for s in found] == [("a-job", "driver")]
 
 
-@pytest.mark.parametrize("step_s", STEPS_S)
+@pytest.mark.parametrize("step_s", [pytest.param(STEPS_S[0], marks=pytest.mark.nightly), *STEPS_S[1:]])
 def test_each_alert_fires_in_its_case_only_however_long_steps_are(tmp_path: Path, step_s: int) -> None:
     write_pair(tmp_path, Cluster(["10.0.0.1"]))
     cases = tmp_path / "cases.yml"

@@ -273,7 +273,9 @@ def test_a_folder_that_exists_is_left_alone(api: FakeOpenAI, tmp_path: Path) -> 
 # -- exports -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["score_model", "multi", "endpoint"])
+@pytest.mark.parametrize(
+    "kind", ["multi", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("score_model", "endpoint"))]
+)
 def test_an_export_of_the_sdk_gives_the_same_as_the_api(kind: str, api: FakeOpenAI, tmp_path: Path) -> None:
     imported(api, tmp_path, recorded(reinforcement(GRADERS[kind])))
     export = tmp_path / "export"
