@@ -52,7 +52,7 @@ graders of a job together may be twice as many."""
 LOCAL_DEADLINE_S = 120.0
 """The deadline of graders that run locally, as in the wire contract."""
 QUEUE_S = 480.0
-"""How long a python grader may wait for a worker: bursts of hundreds of grades share one worker per core. The run
+"""Seconds that a python grader may wait for a worker: bursts of hundreds of grades share one worker per core. The run
 itself has the grader's own `timeout_s`."""
 GRACE_S = 5.0
 """Lets an endpoint's own deadline expire first, since its error says more. All attempts of a judge whose answers are

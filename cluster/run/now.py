@@ -37,7 +37,7 @@ Stats = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """An outage that goes on: when it began, in Unix seconds, and the counts of its endpoint before."""
+    """An outage that has not ended: its start in Unix seconds, and the counts of its endpoint before it."""
 
     began_at: float
     delayed: int

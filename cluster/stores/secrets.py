@@ -106,7 +106,7 @@ class FileSecrets:
         """Return the secrets, at least one.
 
         Raises:
-            RftError: There is none, or one is invalid.
+            RftError: No secret exists, or a secret is invalid.
         """
         try:
             lines = self.path.read_text().split()

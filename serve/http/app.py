@@ -23,7 +23,7 @@ from serve.http.schemas.base import FAILURES
 from trainer.spec.operator.config import ServerLimits
 
 CHECK_S = 3.0
-"""How long a check may take until its dependency is missing."""
+"""Seconds after which a check that has not ended reports its dependency as missing."""
 Checks = Mapping[str, Callable[[], None]]
 """Functions that block and that raise if the dependency of this name cannot be used."""
 NO_CHECKS: Checks = MappingProxyType({})

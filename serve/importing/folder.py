@@ -131,7 +131,7 @@ def as_yaml(value: Mapping[str, Any], about: str) -> str:
 
 
 def remembered(job: WireJob, events: Sequence[WireEvent], checkpoints: Sequence[WireCheckpoint]) -> str:
-    """What was there, to compare with: checkpoints with their metrics in order, and the last events."""
+    """Return the job at OpenAI as JSON, for comparisons: with its checkpoints, their metrics, and its last events."""
     steps = sorted(checkpoints, key=lambda checkpoint: checkpoint.step_number)
     value = {
         "job": job.model_dump(mode="json", include=REMEMBERED),
@@ -142,7 +142,7 @@ def remembered(job: WireJob, events: Sequence[WireEvent], checkpoints: Sequence[
 
 
 def read_me(job: WireJob, definition: Definition, rows: Mapping[str, Converted], folder: str) -> str:
-    """What was imported, what to set, what differs, and the next commands."""
+    """Return a page with what was imported, the variables to set, the differences and the next commands."""
     kind = definition.job["method"]["type"]
     counts = ", ".join(f"{ROWS[name]} ({found.num_rows} rows)" for name, found in rows.items())
     lines = [

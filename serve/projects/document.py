@@ -143,7 +143,7 @@ def fetched(url: str, max_bytes: int) -> bytes:
     """Return the body of a successful answer. Redirects are not followed.
 
     Raises:
-        UserError: There is none, or it is too large.
+        UserError: The address has no document, or the document is too large.
     """
     if (mistake := endpoint_mistake(url, {})) is not None:
         raise UserError(f"--from: {mistake}")

@@ -26,7 +26,7 @@ TIMEOUT_S = 500
 
 
 ALWAYS = ("README.md", "docs/your-agent.md")
-"""Pages whose blocks run in each test run; those of the others run nightly."""
+"""Pages whose blocks run in each test run; the blocks of other pages run nightly."""
 
 
 def pages_to_run() -> Iterator[object]:
