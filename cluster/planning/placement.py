@@ -35,10 +35,10 @@ AUTO_MICRO_BATCH_TOKENS, MICRO_BATCH_STEP = 8192, 1024
 CALLS_PER_DISPATCHER = 1024
 """Concurrent tool calls for which a job has one dispatcher.
 
-A dispatcher serves 2,400 turns per second at 500 in flight (`benchmarks.dispatcher`, "around actor", on two cores that
-it shares with its caller and the server). With at least half a second for a turn of the model and its calls, 1,024
-rollouts make at most 2,048 turns per second. Fewer calls than this stay in one dispatcher, because several split the
-limits of each tool."""
+A dispatcher serves 2,400 calls per second, one per turn, with 500 in flight (`benchmarks.dispatcher`, "around actor",
+on two cores that it shares with its caller and the server). The rule assumes that a turn of the model and its calls
+take at least half a second, which was not measured: 1,024 rollouts then have at most 2,048 turns per second. Fewer
+calls stay in one dispatcher, because several dispatchers split the limits of each tool."""
 
 
 @dataclass(frozen=True, slots=True)
