@@ -188,6 +188,13 @@ def test_a_second_apply_changes_nothing(overlay: str) -> None:
     for policy in of_kind(overlay, "NetworkPolicy"):
         for rule in (*policy["spec"].get("ingress", []), *policy["spec"].get("egress", [])):
             assert all("protocol" in port for port in rule.get("ports", [])), policy["metadata"]["name"]
+    for policy in of_kind(overlay, "ValidatingAdmissionPolicy"):
+        assert all("scope" in rule for rule in policy["spec"]["matchConstraints"]["resourceRules"])
+    for kind in CLUSTERS:
+        spec = cluster_spec(one(overlay, kind))
+        assert all("numOfHosts" in group for group in spec["workerGroupSpecs"]), kind
+        for pod in ray_pods(spec):
+            assert all("protocol" in port for each in pod.spec["containers"] for port in each.get("ports", [])), kind
 
 
 @overlays

@@ -222,10 +222,10 @@ class Cluster:
         found = self.pods(cluster=cluster, node_type="head")
         return next((pod for pod in found if pod.ready() and not pod.metadata.get("deletionTimestamp")), None)
 
-    def run(self, pod: Any, *command: str, check: bool = True, stdin: str | None = None) -> str:
+    def run(self, pod: Any, *command: str, check: bool = True) -> str:
         """Run a command in a pod's first container and return its output."""
         container = pod.spec.containers[0].name
-        ended = pod.exec(list(command), container=container, check=check, stdin=stdin)
+        ended = pod.exec(list(command), container=container, check=check)
         output: str = (ended.stdout + (b"" if check else ended.stderr)).decode()
         return output
 

@@ -5,15 +5,17 @@ One job runs through all tests of this file, in their order.
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import time
 
 import pytest
 
-from tests.kubernetes.cluster import EPOCHS, JOB, Cluster, RayJob, operators
+from tests.kubernetes.cluster import EPOCHS, JOB, Cluster, Object, RayJob, operators
 from trainer.events import CheckpointSaved, JobEnded, JobResumed, StepDone
 
 STEPS = 15 * EPOCHS
+HOST, PREFERRED = "kubernetes.io/hostname", "preferredDuringSchedulingIgnoredDuringExecution"
 START_S = 600
 """How long a cluster's pods may take until the job trains: on two busy cores, with a cold disk."""
 
@@ -62,11 +64,13 @@ def test_a_drained_cluster_saves_a_checkpoint_and_its_successor_goes_on(applied:
 
 
 def test_a_suspended_job_that_is_resumed_at_once_has_one_writer(applied: Cluster) -> None:
+    """The job's head moves to the node of the API's, and its workers to another, which is lost later."""
     applied.next_step(START_S)
     before, first = resumptions(applied), applied.cluster_of_job()
     job = applied.get(RayJob, JOB)
+    suspended = {"suspend": True, "rayClusterSpec": placed(job.raw["spec"]["rayClusterSpec"], node_of_api(applied))}
     with applied.timed("`suspend` true, then false at once, to the next step"):
-        job.patch({"spec": {"suspend": True}})
+        job.patch({"spec": suspended})
         job.patch({"spec": {"suspend": False}})
         time.sleep(5)  # not for luck: the controller may or may not have seen the first change, and both must be right
         if applied.cluster_of_job() == first:
@@ -92,10 +96,11 @@ def test_training_goes_on_without_the_operator_and_the_api_server(applied: Clust
 
 
 def test_a_node_that_is_cut_off_loses_no_more_than_a_few_minutes(applied: Cluster) -> None:
-    service = applied.head(applied.cluster_of_service())
-    assert service is not None
-    nodes = {pod.spec.nodeName for pod in applied.pods(cluster=applied.cluster_of_job())}
-    cut = min(nodes - {service.spec.nodeName})
+    """A node without a head: Kubernetes keeps a lost head's pod until its node is back or deleted."""
+    pods = applied.pods(cluster=applied.cluster_of_job())
+    (head,) = [pod for pod in pods if pod.labels["ray.io/node-type"] == "head"]
+    (cut, *_) = {pod.spec.nodeName for pod in pods} - {node_of_api(applied)}
+    assert head.spec.nodeName != cut
     step = applied.next_step(START_S)
     with applied.node_off_the_network(cut), applied.timed("a node cut off the network: to the next step"):
         applied.past(step + 2, 900)
@@ -114,6 +119,24 @@ def test_the_job_succeeds_and_each_step_was_done_once(applied: Cluster) -> None:
     assert head is not None
     listed = applied.run(head, "ls", f"/var/lib/agent-rft/runs/job/checkpoints/step-{STEPS:06d}")
     assert "config.json" in listed
+
+
+def node_of_api(cluster: Cluster) -> str:
+    """The node of the RayService's head."""
+    head = cluster.head(cluster.cluster_of_service())
+    assert head is not None
+    return str(head.spec.nodeName)
+
+
+def placed(cluster: Object, node: str) -> Object:
+    """A RayCluster's spec whose head has this node, and whose workers have other nodes if those have room."""
+    spec = copy.deepcopy(cluster)
+    spec["headGroupSpec"]["template"]["spec"]["nodeSelector"] = {HOST: node}
+    elsewhere = {"matchExpressions": [{"key": HOST, "operator": "NotIn", "values": [node]}]}
+    preferred = {"nodeAffinity": {PREFERRED: [{"weight": 100, "preference": elsewhere}]}}
+    for group in spec["workerGroupSpecs"]:
+        group["template"]["spec"]["affinity"] = preferred
+    return spec
 
 
 def resumptions(cluster: Cluster) -> list[int]:

@@ -189,9 +189,10 @@ def test_jobs_are_submitted_by_hand_to_the_manual_cluster(api: Api) -> None:
         head = cluster.until("its head", lambda: cluster.head(MANUAL), START_S)
         cluster.until("its workers", lambda: workers(cluster), START_S)
         folder = "/var/lib/agent-rft/manual"
-        cluster.run(head, "sh", "-c", f"mkdir -p {folder} && cat > {folder}/job.yaml", stdin=short_job(cluster, folder))
         rows = (LEDGER / "data" / "train.jsonl").read_text().splitlines(keepends=True)[:8]
-        cluster.run(head, "sh", "-c", f"cat > {folder}/train.jsonl", stdin="".join(rows))
+        cluster.run(head, "mkdir", "-p", folder)
+        for name, text in {"job.yaml": short_job(cluster, folder), "train.jsonl": "".join(rows)}.items():
+            cluster.run(head, "sh", "-c", 'printf %s "$1" > "$2"', "sh", text, f"{folder}/{name}")
         output = cluster.run(
             head,
             "ray",
@@ -205,8 +206,9 @@ def test_jobs_are_submitted_by_hand_to_the_manual_cluster(api: Api) -> None:
             f"{folder}/run",
         )
     assert "succeeded" in output
-    cluster.get(RayCluster, MANUAL).patch({"spec": {"suspend": True}})
-    cluster.until("its pods are gone", lambda: not cluster.pods(cluster=MANUAL), 200)
+    with cluster.timed("the end of the pods of a suspended cluster without a run"):
+        cluster.get(RayCluster, MANUAL).patch({"spec": {"suspend": True}})
+        cluster.until("its pods are gone", lambda: not cluster.pods(cluster=MANUAL), 200)
 
 
 def workers(cluster: Cluster) -> list[Any]:
