@@ -104,6 +104,11 @@ def operators(api: kr8s.Api) -> list[Any]:
     return listed(Pod, api, namespace=kr8s.ALL, label_selector={"app.kubernetes.io/name": "kuberay-operator"})
 
 
+def name_servers(api: kr8s.Api) -> list[Any]:
+    """The pods of the cluster's DNS."""
+    return listed(Pod, api, namespace="kube-system", label_selector={"k8s-app": "kube-dns"})
+
+
 class Cluster:
     """The overlay `laptop` in the cluster; `k8s` is a copy of our k8s/ that a test may change before it applies it."""
 
@@ -239,6 +244,22 @@ class Cluster:
             for condition in node.status.conditions
             if condition.type == "Ready"
         )
+
+    def move_from(self, node: str) -> None:
+        """Start the operator and the DNS elsewhere if they run on this node: either may have a single pod."""
+        self.kubectl("cordon", node)
+        for pod in self._single_pods():
+            if pod.spec.nodeName == node:
+                pod.delete()
+        self.until(
+            "the operator and the DNS run elsewhere",
+            lambda: all(pod.ready() and pod.spec.nodeName != node for pod in self._single_pods()),
+            120,
+        )
+        self.kubectl("uncordon", node)
+
+    def _single_pods(self) -> list[Any]:
+        return [*operators(self.api), *name_servers(self.api)]
 
     @contextmanager
     def node_off_the_network(self, name: str) -> Iterator[None]:

@@ -101,6 +101,7 @@ def test_a_node_that_is_cut_off_loses_no_more_than_a_few_minutes(applied: Cluste
     (head,) = [pod for pod in pods if pod.labels["ray.io/node-type"] == "head"]
     (cut, *_) = {pod.spec.nodeName for pod in pods} - {node_of_api(applied)}
     assert head.spec.nodeName != cut
+    applied.move_from(cut)
     step = applied.next_step(START_S)
     with applied.node_off_the_network(cut), applied.timed("a node cut off the network: to the next step"):
         applied.past(step + 2, 900)

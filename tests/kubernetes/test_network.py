@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from kr8s.objects import Endpoints, Namespace, Pod
 
-from tests.kubernetes.cluster import IMAGE, NAMESPACE, Cluster, Object, listed
+from tests.kubernetes.cluster import IMAGE, NAMESPACE, Cluster, Object, listed, name_servers
 
 pytestmark = pytest.mark.timeout(900)
 OTHER, METADATA = "agent-rft-other", "169.254.169.254"
@@ -100,7 +100,7 @@ def places(applied: Cluster) -> Iterator[Places]:
         name = f"network-{role.replace(' ', '-')}"
         pods[role] = Pod(pod(name, namespace, labels), api=api)
         pods[role].create()
-    dns, *_ = listed(Pod, api, namespace="kube-system", label_selector={"k8s-app": "kube-dns"})
+    dns, *_ = name_servers(api)
     ledger, *_ = listed(Pod, api, namespace=NAMESPACE, label_selector={"app.kubernetes.io/name": "ledger"})
     applied.until("all pods listen", lambda: all(listens(found) for found in pods.values()), 300)
     try:
