@@ -236,6 +236,11 @@ class Cluster:
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
+    def has_user_namespaces(self) -> bool:
+        """Whether the container runtimes of all nodes support pods with `hostUsers: false`."""
+        handlers = [node.raw["status"].get("runtimeHandlers", []) for node in listed(Node, self.api)]
+        return all(any(each.get("features", {}).get("userNamespaces") for each in found) for found in handlers)
+
     def nodes_ready(self) -> bool:
         """Whether all nodes are ready."""
         return all(
