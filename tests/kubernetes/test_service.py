@@ -179,7 +179,7 @@ def test_python_graders_run_in_pods_of_their_own_which_nobody_can_enter(api: Api
     assert refused.returncode != 0
     assert "ValidatingAdmissionPolicy 'agent-rft-pods'" in refused.stderr
     with cluster.timed("an API job with a python grader"):
-        job = api.create_job(PYTHON | {"name": "code"}, rows=8)
+        job = api.create_job(PYTHON | {"name": "code"}, rows=16)
         ended = cluster.until("the job's end", lambda: api.ended(job), START_S)
     assert ended.status == "succeeded", ended.error
 
