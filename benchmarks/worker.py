@@ -29,6 +29,7 @@ from actors.tools.actor import start_dispatchers
 from benchmarks.enlarged import OWN_SIZE, Size, enlarged
 from benchmarks.ledger_seeds import for_real_model, job_of
 from benchmarks.local import LOCAL, dtype_here
+from cluster.planning.model_folder import ModelFolder
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.ray_cluster.seats import Seats
 from cluster.ray_cluster.session import ray_session
@@ -183,7 +184,7 @@ async def ledger_fleets(
         if size != OWN_SIZE:
             job = job.model_copy(update={"model": enlarged(Path(job.model), size, Path(folder), dtype_here())})
         with ray_session(None) as nodes:
-            prepared = await prepare(job, nodes, Path("/tmp"), LOCAL, learner=False)
+            prepared = await prepare(job, ModelFolder.find(job.model), nodes, Path("/tmp"), LOCAL, learner=False)
             seats = Seats(replace(prepared.placement, engines=len(addresses) * engines), "benchmark")
             await seats.ready(print)
             fleets: list[LedgerFleet] = []

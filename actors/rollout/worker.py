@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine.chat.parsing import parser_of
-from actors.engine.chat.tokenizer import load_tokenizer
+from actors.engine.chat.tokenizer import engine_tokenizer
 from actors.engine.shared.actor import SharedConfig
 from actors.engine.shared.client import EngineClient
 from actors.engine.vllm_engine import Engine, EngineConfig
@@ -74,7 +75,7 @@ class RolloutWorker(Reachable):
     async def _start(self) -> None:
         await self._engine.start()
         lower_priority()  # after the engine's processes have started, so that they do not inherit it
-        tokenizer = load_tokenizer(self._config.engine.model)
+        tokenizer = engine_tokenizer(Path(self._config.engine.model))
         spec, owner = self._config.episode, self._config.owner
         dispatcher = DispatcherClient(*self._config.dispatchers)
         renderer = Renderer(tokenizer, self._config.dialect)

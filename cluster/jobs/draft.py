@@ -17,6 +17,7 @@ from actors.runtime.process import limit_process
 from cluster.jobs.check_process import CPU_S, MEMORY_BYTES, OUT_OF_MEMORY
 from cluster.jobs.driver_settings import DriverSettings, Server
 from cluster.jobs.problems import public
+from cluster.planning.model_folder import ModelFolder
 from cluster.preflight.limits import row_problems
 from cluster.preflight.static import invalid_job, static_problems
 from trainer.errors import Problem
@@ -48,7 +49,7 @@ def check(server: Server, draft: Draft) -> list[Problem]:
     spec = server.with_paths(given)
     validation = None if spec.validation_file is None else Path(spec.validation_file)
     found = row_problems(server.operator.jobs, Path(spec.training_file), validation, draft.samples)
-    found += static_problems(spec, server.operator)
+    found += static_problems(spec, ModelFolder.find(spec.model), server.operator)
     names = server.names_in(spec, draft.model, {name: getattr(given, name) for name in FILES})
     return [public(problem, None, names) for problem in invalid_job(found).problems]
 

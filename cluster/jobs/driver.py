@@ -34,6 +34,7 @@ from cluster.jobs.problems import error_of, public, see_log
 from cluster.jobs.request import model_name
 from cluster.jobs.sink import StoreSink
 from cluster.jobs.wire_metrics import result_csv
+from cluster.planning.model_folder import ModelFolder
 from cluster.preflight.limits import row_problems
 from cluster.preflight.prepare import prepare
 from cluster.ray_cluster.job_status import NEEDED_TO_STOP_S
@@ -66,7 +67,8 @@ async def check(server: Server, job_id: str) -> list[Problem]:
     found = row_problems(server.operator.jobs, Path(spec.training_file), validation, samples)
     with ray_session(settings.ray_address()) as nodes:
         try:
-            await prepare(spec, nodes, settings.runs, server.operator, found=found, learner=record.look is None)
+            model, learner = ModelFolder.find(spec.model), record.look is None
+            await prepare(spec, model, nodes, settings.runs, server.operator, found=found, learner=learner)
         except InvalidJob as error:
             for problem in error.problems:
                 print(problem)
@@ -128,10 +130,11 @@ async def _run(
     address = server.settings.ray_address()
     claimed = await claim_run_soon(folder, NEEDED_TO_STOP_S, partial(print, flush=True))
     try:
+        model = ModelFolder.find(job.model)
         if record.look is None:
-            return await train(job, folder.parent, claimed, address, server.operator, sink), None
+            return await train(job, model, folder.parent, claimed, address, server.operator, sink), None
         look = Look(**record.look)
-        return await look_before(job, look, folder.parent, address, server.operator, folder=claimed, watch=sink)
+        return await look_before(job, model, look, folder.parent, address, server.operator, folder=claimed, watch=sink)
     finally:
         await asyncio.to_thread(claimed.release)
 

@@ -160,29 +160,29 @@ class ModelShape:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The content of a model folder's config.json; for a model of several parts, that of its language model.
+    """Return the content of a model folder's config.json.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: it is not a JSON object.
+        OSError: The file cannot be read.
+        ValueError: The file is not a JSON object.
     """
-    config = _json_object(path)
-    text = config.get("text_config")
-    return text if isinstance(text, dict) else config
-
-
-def _json_object(path: Path) -> dict[str, Any]:
     config = json.loads((path / "config.json").read_text())
     if not isinstance(config, dict):
         raise ValueError("must be a JSON object")
     return config
 
 
-def shape_of(path: Path, config: Mapping[str, Any], quantization: Mapping[str, Any] | None = None) -> ModelShape:
-    """The shape of the model in a folder with this `config` (see `read_config`) and `quantization`.
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of config.json that describes the language model: all of it, unless there are several parts."""
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
+def shape_of(config: Mapping[str, Any], num_parameters: int) -> ModelShape:
+    """Return the shape of a model with this `text_config` and number of parameters.
 
     Raises:
-        ValueError: the config lacks a size.
+        ValueError: The config lacks a size.
     """
     if missing := [key for key in REQUIRED_KEYS if not isinstance(config.get(key), int)]:
         raise ValueError(f"{', '.join(missing)} must be an integer")
@@ -197,7 +197,7 @@ def shape_of(path: Path, config: Mapping[str, Any], quantization: Mapping[str, A
     moe_layers = moe_layers or layers - (config.get("first_k_dense_replace") or 0)
     expert = 3 * config["hidden_size"] * width
     return ModelShape(
-        num_parameters=_num_parameters(path, config, quantization),
+        num_parameters=num_parameters,
         layers=layers,
         hidden=config["hidden_size"],
         heads=heads,
@@ -211,14 +211,9 @@ def shape_of(path: Path, config: Mapping[str, Any], quantization: Mapping[str, A
     )
 
 
-def quantization_of(path: Path) -> Mapping[str, Any] | None:
-    """Return how the weights of a model folder are quantized, as its config.json says; None if they are not.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: The file is not a JSON object.
-    """
-    found = _json_object(path).get("quantization_config")
+def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return how config.json says that the weights are quantized; None if they are not."""
+    found = config.get("quantization_config")
     return found if isinstance(found, dict) else None
 
 
@@ -235,11 +230,16 @@ def weight_files(path: Path) -> list[Path]:
     return sorted([*path.glob("*.safetensors"), *path.glob("*.bin")])
 
 
-def _num_parameters(path: Path, config: Mapping[str, Any], quantization: Mapping[str, Any] | None) -> int:
-    """The number of parameters by the headers of safetensors files, and by the size of other files (approximate).
+def count_parameters(path: Path, config: Mapping[str, Any]) -> int:
+    """Count the parameters in the headers of safetensors files; other files count approximately, by their size.
 
-    Quantized weights count by the shape that they have before they are packed.
+    Quantized weights count by the shape that they have before they are packed. `config` is the content of config.json.
+
+    Raises:
+        OSError: A file cannot be read.
+        SafetensorError: A safetensors file is damaged.
     """
+    quantization, config = quantization_of(config), {**config, **text_config(config)}
     itemsize = ITEMSIZES.get(str(config.get("dtype") or config.get("torch_dtype")), 4)
     total = 0
     for file in weight_files(path):

@@ -1,4 +1,7 @@
-"""A model's folder, checked without loading the model: its files are complete, and config.json gives its sizes."""
+"""A model's folder, checked without loading the model: its files are complete, and config.json gives its sizes.
+
+A command makes one `ModelFolder` for its job, which hands on what it has read: no file is read a second time.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,30 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
 from actors.weights.adapter import CONFIG_FILE, AdapterFolder, is_adapter
-from cluster.planning.model import ModelShape, max_context, quantization_of, read_config, shape_of, weight_files
+from cluster.planning.model import (
+    ModelShape,
+    count_parameters,
+    max_context,
+    quantization_of,
+    read_config,
+    shape_of,
+    text_config,
+    weight_files,
+)
+from trainer.chat.model_card import ModelCard, read_card
 from trainer.errors import Problem, UserError
 from trainer.spec.job import JobSpec
 from trainer.spec.lora import LoraSpec
+
+if TYPE_CHECKING:
+    from trainer.chat.renderer import Tokenizer
 
 GGUF_REMEDY = (
     "GGUF files cannot be trained: give the folder of the original model; or convert the file with transformers and "
@@ -30,46 +47,109 @@ MXFP4_REMEDY = (
 """gpt-oss exists only quantized. In its original format, transformers 5.19 would write experts without their names."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelFolder:
-    """What a plan needs to know about a model.
+    """The folder of a job's model. Its files are read at first use, and only once.
 
-    `max_context` is in tokens, None if the model has no limit. `adapter` is the shape of the adapter that the folder
-    has, None if it has all weights.
+    Attributes:
+        path: The folder, or the model's name if there is no such folder.
+        base: The folder with all weights: that of the base if `path` has an adapter, else `path`.
+        adapter: The adapter in the folder; None if the folder has all weights.
+        problem: Why there is no such model; None if the folder, and the base of its adapter, were found.
     """
 
     path: Path
+    base: Path
+    adapter: AdapterFolder | None = None
+    problem: Problem | None = None
+
+    @classmethod
+    def find(cls, name: str) -> ModelFolder:
+        """Find the folder of a job's model `name`, a path or a Hugging Face name."""
+        path, problem = find_model(name)
+        if path is None:
+            return cls(Path(name), Path(name), problem=problem)
+        try:
+            adapter = AdapterFolder.read(path)
+        except UserError as error:
+            return cls(path, path, problem=model_problem("not_a_model", error.problem, error.remedy))
+        if adapter is None:
+            return cls(path, path)
+        base, problem = find_base(adapter)
+        return cls(path, path if base is None else base, adapter, problem)
+
+    @property
+    def lora(self) -> LoraSpec | None:
+        """The shape of the adapter; None if there is no adapter, or its targets cannot be written as a setting."""
+        return None if self.adapter is None else self.adapter.config.as_lora()
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The content of config.json.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: The file is not a JSON object.
+        """
+        return read_config(self.base)
+
+    @cached_property
+    def card(self) -> ModelCard | Problem | None:
+        """The folder's model card, or why the card cannot be read; None if there is no card."""
+        try:
+            return read_card(self.path)
+        except UserError as error:
+            return model_problem("not_a_model", error.problem, error.remedy)
+
+    @cached_property
+    def weight_problems(self) -> tuple[Problem, ...]:
+        """Weight files of the model, or of the adapter and its base, that are missing or truncated."""
+        folders = dict.fromkeys((self.path, self.base))
+        return tuple(problem for folder in folders for problem in _weight_problems(folder))
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """The number of parameters, if there are no `weight_problems`; raises as `config` does."""
+        return count_parameters(self.base, self.config)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | Problem:
+        """The fast tokenizer of the folder, or why there is none."""
+        if not [*self.path.glob("tokenizer*"), *self.path.glob("vocab*")]:
+            return model_problem("not_a_model", f"{self.path} has no tokenizer", "add tokenizer.json and its config")
+        from actors.engine.chat.tokenizer import load_tokenizer  # most checks need no tokenizer
+
+        try:
+            tokenizer = load_tokenizer(self.path)
+        except Exception as error:  # noqa: BLE001 - the tokenizers library raises plain Exceptions
+            return model_problem("not_a_model", f"its tokenizer: {one_line(error)}", "give a complete folder")
+        if not hasattr(tokenizer, "backend_tokenizer"):
+            message = f"{type(tokenizer).__name__} is not a fast tokenizer"
+            return model_problem("slow_tokenizer", message, "add the tokenizer.json of a fast tokenizer")
+        return tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """Sizes of a model. `max_context` is in tokens, None if the model has no limit."""
+
     max_context: int | None
     shape: ModelShape
-    adapter: LoraSpec | None
 
 
-def read_folder(name: str) -> tuple[ModelFolder | None, list[Problem]]:
-    """The folder of a job's model `name`, or everything that is wrong with its files."""
-    path, problem = find_model(name)
-    if path is None or problem is not None:
-        return None, [problem] if problem is not None else []
-    base, problem = find_base(path)
-    if base is None or problem is not None:
-        return None, [problem] if problem is not None else []
-    problems = weight_problems(path, base)
+def read_sizes(folder: ModelFolder) -> tuple[ModelSizes | None, list[Problem]]:
+    """Return the sizes in a model's config.json, or everything that is wrong with the folder's files."""
+    if folder.problem is not None:
+        return None, [folder.problem]
+    problems = list(folder.weight_problems)
     try:
-        config = read_config(base)
-        if (quantization := quantization_of(base)) is not None:
+        config = text_config(folder.config)
+        if (quantization := quantization_of(folder.config)) is not None:
             problems.append(quantized_problem(quantization))
-        folder = None if problems else ModelFolder(path, max_context(config), shape_of(base, config), adapter_of(path))
+        sizes = None if problems else ModelSizes(max_context(config), shape_of(config, folder.num_parameters))
     except (OSError, ValueError, TypeError, AttributeError) as error:  # the JSON may have any shape
         return None, [*problems, config_problem(error)]
-    return folder, problems
-
-
-def adapter_of(path: Path) -> LoraSpec | None:
-    """The shape of the adapter in a model's folder; None if there is none, or it is of a kind that is not trained."""
-    try:
-        adapter = AdapterFolder.read(path)
-    except UserError:  # a problem of the model
-        return None
-    return None if adapter is None else adapter.config.as_lora()
+    return sizes, problems
 
 
 def config_problem(error: Exception) -> Problem:
@@ -122,28 +202,18 @@ def find_model(name: str) -> tuple[Path | None, Problem | None]:
         return None, model_problem("missing_model", message, remedy)
 
 
-def find_base(path: Path) -> tuple[Path | None, Problem | None]:
-    """The folder with the whole model's weights: `path` itself, or that of the base of an adapter in it."""
-    try:
-        adapter = AdapterFolder.read(path)
-    except UserError as error:
-        return None, model_problem("not_a_model", error.problem, error.remedy)
-    if adapter is None:
-        return path, None
+def find_base(adapter: AdapterFolder) -> tuple[Path | None, Problem | None]:
+    """Find the folder of an adapter's base, which has all weights."""
     base, problem = find_model(str(adapter.base))
     if problem is not None:
-        remedy = f"bring it back, or correct base_model_name_or_path in {path / CONFIG_FILE}"
-        return None, model_problem(problem.code, f"{path} is an adapter, and of its base {problem.message}", remedy)
+        remedy = f"bring it back, or correct base_model_name_or_path in {adapter.path / CONFIG_FILE}"
+        message = f"{adapter.path} is an adapter, and of its base {problem.message}"
+        return None, model_problem(problem.code, message, remedy)
     return base, None
 
 
 def _of_gguf(folder: Path) -> str | None:
     return GGUF_REMEDY if any(folder.glob("*.gguf")) else None
-
-
-def weight_problems(path: Path, base: Path) -> list[Problem]:
-    """Weight files of a model, or of an adapter and its base, that are missing or truncated."""
-    return [problem for folder in dict.fromkeys((path, base)) for problem in _weight_problems(folder)]
 
 
 def _weight_problems(path: Path) -> list[Problem]:

@@ -15,7 +15,7 @@ from rich.table import Table
 from yaml import safe_dump as dump
 
 from cluster.planning.layout import ClusterPlan
-from cluster.planning.model_folder import context_of, read_folder
+from cluster.planning.model_folder import ModelFolder, context_of, read_sizes
 from cluster.planning.nodes import HEADROOM, Node
 from cluster.planning.placement import RECORDED, Assignment, Placement, Request, Settings, at_least, size
 from cluster.planning.plan import ASSUMED_WRITE_BYTES_PER_S, StopTime, plan_of, step_cost
@@ -34,15 +34,16 @@ def request_of_file(path: Path, nodes: Sequence[Node]) -> Request:
         InvalidJob: The job file or its model has errors.
     """
     job, problems = read_job(path)
-    model = None
-    if job is not None:
-        problems = [problem for problem in problems if problem.code != "missing_variable"]
-        model, wrong = read_folder(job.model)
-        problems += wrong
-    if job is None or model is None or problems:
+    if job is None:
+        raise InvalidJob("the job cannot be planned", problems)
+    problems = [problem for problem in problems if problem.code != "missing_variable"]
+    folder = ModelFolder.find(job.model)
+    model, wrong = read_sizes(folder)
+    problems += wrong
+    if model is None or problems:
         raise InvalidJob("the job cannot be planned", problems)
     context = context_of(job, model.max_context)
-    return Request(job, tuple(nodes), model.shape, context, adapter=model.adapter)
+    return Request(job, tuple(nodes), model.shape, context, adapter=folder.lora)
 
 
 def print_planned(console: Console, request: Request, *, smallest: bool, as_json: bool) -> bool:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from actors.engine.chat.dialects import PROBE_TOOLS, answers_only, find_dialect
-from cluster.planning.model_folder import find_model
+from cluster.planning.model_folder import ModelFolder, find_model
 from cluster.preflight.dialect import OWN_TEMPLATE, TOOLS_REMEDY
-from cluster.preflight.model import read_model, read_tokenizer
+from cluster.preflight.model import read_model
 from cluster.preflight.prepare import with_card
 from trainer.chat.conversation import samples_of
 from trainer.chat.dialect import UNKNOWN
@@ -180,8 +180,9 @@ class Examination:
 def examine_model(name: str, options: ModelOptions) -> Examination:
     """Examine the model of a folder or a name with a job's options."""
     spec = {"model": name, "training_file": "", "method": {"type": "supervised"}}
-    job = with_card(JobSpec.model_validate(spec).model_copy(update={"model_options": options}))
-    model, problems = read_model(job, trains=False)
+    folder = ModelFolder.find(name)
+    job = with_card(JobSpec.model_validate(spec).model_copy(update={"model_options": options}), folder)
+    model, problems = read_model(job, folder, trains=False)
     if model is None:
         return Examination(None, problems)
     if model.unread_calls is not None and (renderer := answers_only(model.renderer)) is not None:
@@ -197,10 +198,11 @@ def template_with_tools(name: str) -> str:
         UserError: There is no such model, it does not need one, or its calls could not be read with it either.
     """
     path, problem = find_model(name)
-    if path is not None and problem is None:
-        tokenizer, problem = read_tokenizer(path)
-    if problem is not None:
+    if path is None:
         raise UserError(str(problem))
+    tokenizer = ModelFolder(path, path).tokenizer
+    if isinstance(tokenizer, Problem):
+        raise UserError(str(tokenizer))
     own = template_of(tokenizer)
     renderer, mistake = find_dialect(tokenizer, UNKNOWN)
     if examine(renderer, reads_calls=mistake is None).trainable:

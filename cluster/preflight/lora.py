@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 
 from actors.engine.architectures import has_adapters
 from actors.weights.adapter import WEIGHTS_FILE, AdapterFolder
-from cluster.planning.model_folder import model_problem
+from cluster.planning.model_folder import ModelFolder, model_problem
 from trainer.errors import Problem, UserError
 from trainer.model.lora import LinearShapes, linear_shapes, tensor_shapes
 from trainer.spec.job import JobSpec
@@ -19,14 +18,10 @@ from trainer.spec.lora import LoraSpec
 NO_LORA = "leave `lora` out, so that all weights are trained, or use another model"
 
 
-def lora_problems(job: JobSpec, path: Path, config: Any) -> Iterator[Problem]:
-    """What is wrong with the job's `lora`; `path` is the model's folder, `config` that of its base.
-
-    An adapter whose config cannot be read is a problem of the model.
-    """
-    adapter = AdapterFolder.read(path)
-    continued = None if adapter is None else adapter.config.as_lora()
-    lora = continued if job.optimizer.lora == "auto" else job.optimizer.adapter
+def lora_problems(job: JobSpec, folder: ModelFolder, config: Any) -> Iterator[Problem]:
+    """Yield what is wrong with the job's `lora`; `config` is the Transformers config of the folder's `base`."""
+    adapter = folder.adapter
+    lora = folder.lora if job.optimizer.lora == "auto" else job.optimizer.adapter
     if adapter is not None:
         try:
             adapter.refuse_unless(lora)

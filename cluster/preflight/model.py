@@ -6,26 +6,14 @@ How it writes conversations is found in `cluster.preflight.dialect`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from cluster.planning.model import CONFIG_KEYS, max_context, quantization_of, shape_of
-from cluster.planning.model_folder import (
-    ModelFolder,
-    adapter_of,
-    config_problem,
-    find_base,
-    find_model,
-    model_problem,
-    one_line,
-    quantized_problem,
-    weight_problems,
-)
+from cluster.planning.model_folder import ModelFolder, ModelSizes, config_problem, model_problem, quantized_problem
 from cluster.preflight.dialect import ReadDialect, read_dialect
 from cluster.preflight.lora import can_adapt, lora_problems
-from trainer.chat.model_card import read_card
 from trainer.chat.renderer import Renderer
 from trainer.errors import Problem, UserError
 from trainer.model.policy import STATE_LAYERS, layer_kinds, refuse_unsupported
@@ -34,7 +22,7 @@ from trainer.spec.job import JobSpec
 
 
 @dataclass(frozen=True, slots=True)
-class LoadableModel(ModelFolder):
+class LoadableModel(ModelSizes):
     """A model that learner and engines can load, and the renderer that turns its conversations into tokens.
 
     `unread_calls` is why no parser reads its tool calls, which is a problem of jobs that need calls only.
@@ -46,21 +34,16 @@ class LoadableModel(ModelFolder):
     has_adapters: bool = True
 
 
-def read_model(job: JobSpec, *, trains: bool = True) -> tuple[LoadableModel | None, list[Problem]]:
-    """The job's model, and everything that is wrong with it, or with its `lora` if the job trains.
+def read_model(job: JobSpec, folder: ModelFolder, *, trains: bool = True) -> tuple[LoadableModel | None, list[Problem]]:
+    """Return the job's model, and everything that is wrong with it, or with its `lora` if the job trains.
 
-    It is None if it cannot be loaded. One that should not be trained is returned with its problems.
+    The model is None if it cannot be loaded. A model that should not be trained is returned with its problems.
     """
-    path, problem = find_model(job.model)
-    if path is None or problem is not None:
-        return None, [problem] if problem is not None else []
-    base, problem = find_base(path)
-    if base is None or problem is not None:
-        return None, [problem] if problem is not None else []
-    weights = weight_problems(path, base)
-    problems = list(weights)
+    if folder.problem is not None:
+        return None, [folder.problem]
+    problems = list(folder.weight_problems)
     try:
-        loaded = AutoConfig.from_pretrained(base, trust_remote_code=False)
+        loaded = AutoConfig.from_pretrained(folder.base, trust_remote_code=False)
         if (mistake := _unsupported(loaded)) is not None:
             problems.append(model_problem("unsupported_model", mistake, "use another model"))
             if type(loaded) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -70,23 +53,21 @@ def read_model(job: JobSpec, *, trains: bool = True) -> tuple[LoadableModel | No
             problems.append(Problem("states_under_zero_3", "cluster.zero_stage", message, "set it to 2"))
         if trains and job.method.reinforcement is not None and job.reinforcement.algorithm.router_replay:
             problems += _replay_problems(loaded)
-        if (quantization := quantization_of(base)) is not None:
+        if (quantization := quantization_of(folder.config)) is not None:
             problems.append(quantized_problem(quantization))
         config = _sizes(loaded)
-        shape = None if weights else shape_of(base, config, quantization)
+        shape = None if folder.weight_problems else shape_of(config, folder.num_parameters)
         if trains and not problems:
-            problems += lora_problems(job, path, loaded)
+            problems += lora_problems(job, folder, loaded)
     except Exception as error:  # noqa: BLE001 - user files, read by three libraries
         return None, [*problems, config_problem(error)]
-    dialect = _read_dialect(path, job)
+    dialect = _read_dialect(folder, job)
     problems += dialect.problems
     if dialect.renderer is None or shape is None:
         return None, problems
     model = LoadableModel(
-        path=path,
         max_context=max_context(config),
         shape=shape,
-        adapter=adapter_of(path),
         renderer=dialect.renderer,
         unread_calls=dialect.unread_calls,
         has_adapters=can_adapt(job, loaded),
@@ -118,26 +99,9 @@ def _sizes(config: Any) -> dict[str, Any]:
     return {key: getattr(text, key, None) for key in CONFIG_KEYS} | {"dtype": str(text.dtype).removeprefix("torch.")}
 
 
-def _read_dialect(path: Path, job: JobSpec) -> ReadDialect:
-    tokenizer, problem = read_tokenizer(path)
-    if problem is not None:
-        return ReadDialect(None, None, [problem])
-    try:
-        card = read_card(path)
-    except UserError as error:
-        return ReadDialect(None, None, [model_problem("not_a_model", error.problem, error.remedy)])
-    return read_dialect(tokenizer, job, card)
-
-
-def read_tokenizer(path: Path) -> tuple[Any, Problem | None]:
-    """The fast tokenizer of a model's folder, or why there is none."""
-    if not [*path.glob("tokenizer*"), *path.glob("vocab*")]:
-        return None, model_problem("not_a_model", f"{path} has no tokenizer", "add tokenizer.json and its config")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except Exception as error:  # noqa: BLE001 - the tokenizers library raises plain Exceptions
-        return None, model_problem("not_a_model", f"its tokenizer: {one_line(error)}", "give a complete folder")
-    if not hasattr(tokenizer, "backend_tokenizer"):
-        message = f"{type(tokenizer).__name__} is not a fast tokenizer"
-        return None, model_problem("slow_tokenizer", message, "add the tokenizer.json of a fast tokenizer")
-    return tokenizer, None
+def _read_dialect(folder: ModelFolder, job: JobSpec) -> ReadDialect:
+    if isinstance(folder.tokenizer, Problem):
+        return ReadDialect(None, None, [folder.tokenizer])
+    if isinstance(folder.card, Problem):
+        return ReadDialect(None, None, [folder.card])
+    return read_dialect(folder.tokenizer, job, folder.card)

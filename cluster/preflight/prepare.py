@@ -11,7 +11,7 @@ from typing import Any
 from actors.grading.factory import graders_of
 from actors.grading.python_nodes import check_sandbox
 from cluster.planning.layout import ClusterPlan, lay_out_on_free
-from cluster.planning.model_folder import context_of, context_problems, find_model
+from cluster.planning.model_folder import ModelFolder, context_of, context_problems
 from cluster.planning.nodes import Node, with_joining
 from cluster.planning.placement import Placement, RecordedLayout, Request, size
 from cluster.planning.plan import (
@@ -36,7 +36,7 @@ from cluster.preflight.space import Free, folder_problems, space_problems, write
 from cluster.preflight.static import invalid_job, method_problems
 from cluster.preflight.tool_calls import fit_to_rows, tools_warning
 from trainer.chat.dialect import Dialect
-from trainer.chat.model_card import read_card
+from trainer.chat.model_card import ModelCard
 from trainer.chat.renderer import Renderer
 from trainer.errors import GraderFailed, Problem, UserError
 from trainer.events import SettingChosen
@@ -130,6 +130,7 @@ class Prepared:
 
 async def prepare(
     job: JobSpec,
+    folder: ModelFolder,
     nodes: Sequence[Node],
     runs: Path,
     operator: Operator = NOTHING_ALLOWED,
@@ -141,7 +142,7 @@ async def prepare(
     began: Began | None = None,
     accepted: bool = False,
 ) -> Prepared:
-    """Check a job against its files, its model, its endpoints and the cluster's live `nodes`.
+    """Check a job against its files, its model in `folder`, its endpoints and the cluster's live `nodes`.
 
     `found` are problems that are already known; they come first. With `dry_run`, each tool and grader is called once
     if nothing else is wrong with the method. Without `learner`, the run only grades. A run that is resumed keeps the
@@ -152,12 +153,12 @@ async def prepare(
     """
     problems = list(found)
     if began is None:
-        job = with_card(job)
+        job = with_card(job, folder)
     supervised = job.method.type == "supervised"
     files, bad = read_files(job)
     problems += bad
     tasks, rows = files["training_file"], rows_of(job, files)
-    model, bad = read_model(job, trains=learner)
+    model, bad = read_model(job, folder, trains=learner)
     if model is not None:
         model, unread = fit_to_rows(model, job, rows)
         bad += unread
@@ -175,7 +176,7 @@ async def prepare(
         context_length,
         learner=learner,
         recorded=recorded,
-        adapter=None if model is None else model.adapter,
+        adapter=None if model is None else folder.lora,
         has_adapters=model is None or model.has_adapters,
         max_gpus=operator.jobs.max_gpus,
     )
@@ -236,7 +237,7 @@ async def prepare(
         raise invalid_job(wrong or tolerated)
     stop = _stop_time(model.shape.trained(cluster.placement.lora), runs) if learner else None
     return Prepared(
-        job=job.model_copy(update={"model": str(model.path)}),
+        job=job.model_copy(update={"model": str(folder.path)}),
         plan=plan,
         cluster=cluster,
         context_length=context_length,
@@ -263,14 +264,10 @@ async def prepare(
     )
 
 
-def with_card(job: JobSpec) -> JobSpec:
-    """The job with what its model's folder says and its `model_options` do not."""
-    path, _ = find_model(job.model)
-    try:
-        card = None if path is None else read_card(path)
-    except UserError:  # a problem of the model
-        return job
-    if card is None:
+def with_card(job: JobSpec, folder: ModelFolder) -> JobSpec:
+    """Return the job with the values of its model's card for the `model_options` that the job does not set."""
+    card = folder.card
+    if not isinstance(card, ModelCard):  # there is none, or it is a problem of the model
         return job
     effort = job.method.reinforcement and job.reinforcement.hyperparameters.reasoning_effort
     if effort not in (None, "default"):  # it sets these switches itself

@@ -15,7 +15,6 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from cluster.planning.layout import CHOSEN, layout_text
-from cluster.planning.model_folder import find_model
 from cluster.planning.placement import RECORDED, Placement, RecordedLayout
 from cluster.preflight.contents import digest_of, has_contents
 from cluster.preflight.same_job import START_AGAIN, Change, Comparison, changed, shown
@@ -106,7 +105,7 @@ class Began:
             ) from None
 
     def keep(self, job: JobSpec) -> JobSpec:
-        """The job with the run's values.
+        """Return the job, whose model is a local folder, with the run's values.
 
         Raises:
             InvalidJob: The job has other values; lists all of them.
@@ -189,9 +188,9 @@ class Began:
 
 
 def paths_of(job: JobSpec) -> dict[str, Path]:
-    """The files and the model folder that a job names; a model that is not on this machine is its name."""
+    """Return the files that a job names, and its model, which is a local folder; a missing model is its name."""
     files = {name: Path(path) for name in FILES if (path := getattr(job, name)) is not None}
-    return files | {"model": find_model(job.model)[0] or Path(job.model)}
+    return files | {"model": Path(job.model)}
 
 
 def digests_of(job: JobSpec) -> dict[str, str]:

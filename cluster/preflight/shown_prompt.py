@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from cluster.planning.model_folder import ModelFolder
 from cluster.preflight.model import read_model
 from cluster.preflight.prepare import with_card
 from cluster.preflight.rows import read_files, rows_of
@@ -27,15 +28,15 @@ class ShownPrompt:
     num_tokens: int
 
 
-def first_prompt(job: JobSpec) -> ShownPrompt | None:
-    """What the model sees of the first row of the training file; None if that or the model cannot be read.
+def first_prompt(job: JobSpec, folder: ModelFolder) -> ShownPrompt | None:
+    """Return what the model in `folder` sees of the training file's first row; None if one of them cannot be read.
 
     Raises:
         UserError: The template cannot render the row.
     """
-    job = with_card(job)
+    job = with_card(job, folder)
     files, _ = read_files(job)
-    model, _ = read_model(job, trains=False)
+    model, _ = read_model(job, folder, trains=False)
     if model is None or not files["training_file"]:
         return None
     task, renderer = files["training_file"][0], fit_to_rows(model, job, rows_of(job, files))[0].renderer

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from cluster.planning.model_folder import context_of, context_problems, read_folder
+from cluster.planning.model_folder import ModelFolder, context_of, context_problems, read_sizes
 from cluster.preflight.form_check import early_stop_problems, endpoint_problems
 from cluster.preflight.rows import JobRow, read_files, rows_of, size_problems, tool_problems, value_problems
 from trainer.data.rows import ranges
@@ -20,10 +20,10 @@ from trainer.spec.operator.config import Operator
 SHOWN_PER_KIND = 10
 
 
-def static_problems(job: JobSpec, operator: Operator) -> list[Problem]:
+def static_problems(job: JobSpec, folder: ModelFolder, operator: Operator) -> list[Problem]:
     """What is wrong with a job's data files, model folder, tools and graders."""
     files, problems = read_files(job)
-    model, bad = read_folder(job.model)
+    model, bad = read_sizes(folder)
     problems += bad
     if job.method.type == "reinforcement":
         problems += method_problems(job.reinforcement, rows_of(job, files), operator)

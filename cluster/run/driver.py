@@ -19,6 +19,7 @@ from actors.rollout.fleet import Fleet
 from actors.runtime.exporter import MetricsAddress
 from actors.runtime.tracing import tracer_of
 from cluster.planning.layout import layout_text
+from cluster.planning.model_folder import ModelFolder
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.preflight.resumed import Began
 from cluster.preflight.static import check_gradable
@@ -73,7 +74,7 @@ OWNED_REMEDY = "; to wait for its end, give --wait-for-run 10m, or train in anot
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
-async def check(job: JobSpec, runs: Path, address: str | None, operator: Operator) -> None:
+async def check(job: JobSpec, model: ModelFolder, runs: Path, address: str | None, operator: Operator) -> None:
     """Check a job and print its plan.
 
     Raises:
@@ -82,7 +83,7 @@ async def check(job: JobSpec, runs: Path, address: str | None, operator: Operato
     console = Console()
     open_store(operator)
     with checking(), ray_session(address) as nodes:
-        prepared = await prepare(job, nodes, runs, operator)
+        prepared = await prepare(job, model, nodes, runs, operator)
     print_plan(console, prepared)
     console.print("[green]the job is ready to train[/]")
 
@@ -114,6 +115,7 @@ async def claim_run_soon(path: Path, wait_s: float, tell: Tell) -> Claim:
 
 async def train(
     job: JobSpec,
+    model: ModelFolder,
     runs: Path,
     claimed: Claim | None,
     address: str | None,
@@ -127,6 +129,7 @@ async def train(
 
     Args:
         job: The job.
+        model: The folder of its model.
         runs: Folder in which the run gets a folder, if none is claimed.
         claimed: Run folder. Training resumes from what is in it, so a lost job is restarted by the same call.
         address: Ray cluster; None starts a local one.
@@ -141,13 +144,13 @@ async def train(
     """
     if must_resume and claimed is not None and not RunFolder(claimed.path).resumes:
         raise InvalidJob(f"{claimed.path} has no checkpoint to resume from")
-    async with _run(job, runs, address, claimed, operator, watch, given=given) as run:
+    async with _run(job, model, runs, address, claimed, operator, watch, given=given) as run:
         await run.train()
     return run.outcome
 
 
 async def evaluate_model(
-    job: JobSpec, file: str, samples: int, runs: Path, address: str | None, operator: Operator
+    job: JobSpec, model: ModelFolder, file: str, samples: int, runs: Path, address: str | None, operator: Operator
 ) -> Outcome:
     """Grade a model on one of the job's files and save every rollout.
 
@@ -155,13 +158,14 @@ async def evaluate_model(
         RftError: The run failed.
     """
     check_gradable(job, file)
-    async with _run(job, runs, address, None, operator, learner=False) as run:
+    async with _run(job, model, runs, address, None, operator, learner=False) as run:
         await run.evaluation(file, samples)
     return run.outcome
 
 
 async def look_before(
     job: JobSpec,
+    model: ModelFolder,
     look: Look,
     runs: Path,
     address: str | None,
@@ -186,7 +190,7 @@ async def look_before(
     if folder is not None and watch is None and not RunFolder(folder.path).draws:
         raise InvalidJob(f"{folder.path} has no draws to resume from")
     async with _run(
-        job, runs, address, folder, operator, watch, learner=False, console=console, given=given, reports=False
+        job, model, runs, address, folder, operator, watch, learner=False, console=console, given=given, reports=False
     ) as run:
         await run.look(look)
     return run.outcome, run.readiness
@@ -198,6 +202,7 @@ async def look_before(
 @asynccontextmanager
 async def _run(
     job: JobSpec,
+    model: ModelFolder,
     runs: Path,
     address: str | None,
     claimed: Claim | None,
@@ -221,11 +226,13 @@ async def _run(
         before.now.unlink(missing_ok=True)  # of a driver that was killed
     resumes = before is not None and (before.resumes if learner else bool(before.draws))
     began = Began.of(before) if before is not None and resumes else None
+    job = job.model_copy(update={"model": str(model.path)})
     job = job if began is None else began.keep(job)
     with ray_session(address) as nodes, Signals() as signals, ExitStack() as owning:
         with checking():
             prepared = await prepare(
                 job,
+                model,
                 nodes,
                 runs,
                 operator,

@@ -13,6 +13,7 @@ import typer
 from trainer.errors import InvalidJob
 
 if TYPE_CHECKING:
+    from cluster.planning.model_folder import ModelFolder
     from trainer.spec.job import JobSpec
     from trainer.spec.operator.config import Operator
 
@@ -48,7 +49,7 @@ def read_operator(config: Path | None) -> Operator:
 
 def read_job_file(
     path: Path, operator: Operator, address: str | None, model: str | None = None
-) -> tuple[JobSpec, Operator]:
+) -> tuple[JobSpec, ModelFolder, Operator]:
     """Read and check a job file; this takes a second, because nothing is started or called.
 
     Args:
@@ -58,7 +59,7 @@ def read_job_file(
         model: Replaces the job's model if it is not None.
 
     Returns:
-        The job, and `operator` with the endpoints of the job that it may call on this machine.
+        The job, the folder of its model, and `operator` with the endpoints of the job that it may call on this machine.
 
     Raises:
         InvalidJob: The job has problems; lists all that its file, rows and model folder show.
@@ -67,16 +68,18 @@ def read_job_file(
 
     job, problems = read_job(path)
     if job is None:
-        return load_job(path), operator  # raises
+        job = load_job(path)  # raises
+    from cluster.planning.model_folder import ModelFolder
     from cluster.preflight.job_endpoints import allow_own_endpoints
     from cluster.preflight.static import invalid_job, static_problems
 
     job = job if model is None else job.model_copy(update={"model": expanduser(model)})
     operator = allow_own_endpoints(operator, job, address)
-    if problems := [*problems, *static_problems(job, operator)]:
+    folder = ModelFolder.find(job.model)
+    if problems := [*problems, *static_problems(job, folder, operator)]:
         with job_lines(path):
             raise invalid_job(problems)
-    return job, operator
+    return job, folder, operator
 
 
 def given_options(options: Mapping[str, object]) -> list[str]:

@@ -150,12 +150,14 @@ def train_command(
                 _restore(folder, operator)
             resumed = resume is not None or (run_folder is not None and _has_checkpoint(run_folder))
             if folder is not None and resumed:
+                from cluster.planning.model_folder import ModelFolder
                 from cluster.preflight.job_endpoints import allow_own_endpoints
 
                 spec = _load_accepted(job, folder)
+                model = ModelFolder.find(spec.model)
                 operator = allow_own_endpoints(operator, spec, address)
             else:
-                spec, operator = read_job_file(job, operator, address)
+                spec, model, operator = read_job_file(job, operator, address)
             with importing():
                 from cluster.records.run_folder import new_run_folder
                 from cluster.run.driver import claim_run, train
@@ -166,7 +168,7 @@ def train_command(
                 claimed = owning.enter_context(claim_run(folder, 0.0, print))
             parent = runs if run_folder is None else run_folder.parent
             must_resume = resume is not None
-            training = train(spec, parent, claimed, address, operator, given=given, must_resume=must_resume)
+            training = train(spec, model, parent, claimed, address, operator, given=given, must_resume=must_resume)
             opened = open_console(folder, resumed=resumed) if open_ and folder is not None else nullcontext()
             with job_lines(job), opened:
                 outcome = asyncio.run(training)
@@ -191,12 +193,12 @@ def eval_command(
     config: ConfigFile = None,
 ) -> None:
     """Grade a model on a file without training; all traces are saved."""
-    spec, operator = read_job_file(job, read_operator(config), address, model)
+    spec, folder, operator = read_job_file(job, read_operator(config), address, model)
     with importing():
         from cluster.run.driver import evaluate_model
 
     with job_lines(job):
-        outcome = asyncio.run(evaluate_model(spec, file, samples, runs, address, operator))
+        outcome = asyncio.run(evaluate_model(spec, folder, file, samples, runs, address, operator))
     raise typer.Exit(STOPPED if outcome == "stopped" else 0)
 
 
@@ -214,15 +216,15 @@ def check_command(
     ] = False,
 ) -> None:
     """Check a job without starting it; each tool and the grader are called once. All problems are listed."""
-    spec, operator = read_job_file(job, read_operator(config), address)
+    spec, model, operator = read_job_file(job, read_operator(config), address)
     with importing():
         from cluster.preflight.shown_prompt import first_prompt
         from cluster.run.driver import check
 
-    if show_prompt and (shown := first_prompt(spec)) is not None:
+    if show_prompt and (shown := first_prompt(spec, model)) is not None:
         print_prompt(Console(highlight=False), shown)
     with job_lines(job):
-        asyncio.run(check(spec, runs, address, operator))
+        asyncio.run(check(spec, model, runs, address, operator))
 
 
 @app.command("plan")

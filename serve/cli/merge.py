@@ -24,7 +24,7 @@ def merge_command(
         raise UserError(
             f"{adapter} has no adapter_config.json: give the folder of an adapter; a whole model needs none"
         )
-    base, problem = find_base(adapter)
+    base, problem = find_base(found)
     if base is None or problem is not None:
         raise UserError(str(problem))
     with importing():

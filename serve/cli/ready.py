@@ -57,7 +57,7 @@ def ready_command(
     """
     if resume is not None and not resume.is_dir():
         raise typer.BadParameter(f"{resume} is not a run folder", param_hint="--resume")
-    spec, operator = read_job_file(job, read_operator(config), address)
+    spec, model, operator = read_job_file(job, read_operator(config), address)
     with importing():
         from cluster.run.driver import claim_run, look_before
         from cluster.run.readiness import Look
@@ -77,6 +77,7 @@ def ready_command(
         outcome, found = asyncio.run(
             look_before(
                 spec,
+                model,
                 look,
                 runs,
                 address,

@@ -26,7 +26,7 @@ from actors.engine.sizes import slot_rank
 from actors.engine.vllm_engine import EngineConfig
 from actors.runtime.exporter import MetricsAddress, metrics_port, start_telemetry
 from actors.weights.adapter import AdapterFolder, is_adapter
-from cluster.planning.model import max_context, read_config
+from cluster.planning.model import max_context, read_config, text_config
 from cluster.planning.model_folder import MAX_AUTO_CONTEXT, find_model
 from cluster.ray_cluster.session import is_local
 from cluster.ray_cluster.usage import MODEL_APPS, ClusterUse, cluster_use, name_model
@@ -123,7 +123,7 @@ def engine_config(
     if folder is None:
         raise UserError(f"{record.id}: " + (f"{problem.message}; {problem.remedy}" if problem else "there is no model"))
     try:
-        limit = max_context(read_config(folder))
+        limit = max_context(text_config(read_config(folder)))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{folder.name} is not a readable model") from error
     most, context = min(limit or MAX_AUTO_CONTEXT, MAX_AUTO_CONTEXT), record.settings.context_length

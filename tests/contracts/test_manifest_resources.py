@@ -14,6 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from cluster.planning.memory import GIB
+from cluster.planning.model_folder import ModelFolder
 from cluster.planning.nodes import Node
 from cluster.preflight.prepare import prepare
 from cluster.preflight.space import Free
@@ -176,6 +177,7 @@ async def test_a_job_of_the_api_waits_for_workers_that_have_not_started(
     )
     prepared = await prepare(
         job,
+        ModelFolder.find(job.model),
         [Node("head", cores=head.cores, memory_bytes=int(quantity(head.limits["memory"])))],
         tmp_path / "runs",
         load_operator(tmp_path / "agent-rft.yaml"),

@@ -16,7 +16,7 @@ from typing import Any
 
 from actors.engine.chat.dialects import answers_only, find_dialect
 from actors.engine.chat.parsing import without_references
-from actors.engine.chat.tokenizer import load_tokenizer
+from actors.engine.chat.tokenizer import engine_tokenizer
 from actors.engine.grammar.structure import NoGrammar, no_calls, required_calls, structure_of
 from trainer.chat.dialect import UNKNOWN
 from trainer.chat.model_card import read_card
@@ -76,7 +76,7 @@ class ChatModel:
         """
         self.settings = settings
         self._context_length = min(settings.context_length or context_length, context_length)
-        self._renderer = renderer = _renderer_of(load_tokenizer(str(folder)), settings, folder)
+        self._renderer = renderer = _renderer_of(engine_tokenizer(folder), settings, folder)
         renderer.warm_up()
         self.thought_marks = renderer.mark_texts if renderer.end_of_thought is not None else None
         self._engine_marks: tuple[str, str] | None = None

@@ -8,12 +8,17 @@ from actors.weights.adapter import AdapterFolder
 from trainer.chat.renderer import Tokenizer
 
 
-def load_tokenizer(model: str) -> Tokenizer:
-    """The Hugging Face tokenizer of a model folder; an adapter without one has that of its base."""
-    from transformers import AutoTokenizer  # seconds of imports, which only the process of an engine needs
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Load the Hugging Face tokenizer in a folder."""
+    from transformers import AutoTokenizer  # seconds of imports, which few processes need
 
-    adapter = AdapterFolder.read(Path(model))
-    if adapter is not None and not (adapter.path / "tokenizer_config.json").exists():
-        model = str(adapter.base)
-    tokenizer: Tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer: Tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     return tokenizer
+
+
+def engine_tokenizer(model: Path) -> Tokenizer:
+    """Load the tokenizer of a model's folder; an adapter without a tokenizer has the tokenizer of its base."""
+    adapter = AdapterFolder.read(model)
+    if adapter is not None and not (adapter.path / "tokenizer_config.json").exists():
+        return load_tokenizer(adapter.base)
+    return load_tokenizer(model)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.planning.model_folder import ModelFolder
 from cluster.preflight.prepare import prepare
 from tests.unit.cluster.preflight.test_prepare import BASE, EXACT, NODE, PLENTY, row
 from trainer.errors import InvalidJob
@@ -26,7 +27,7 @@ def write_job(folder: Path, tool_parser: str) -> Path:
 async def test_the_tool_parser_must_be_one_that_vllm_has(tmp_path: Path) -> None:
     async def check(tool_parser: str) -> None:
         job = load_job(write_job(tmp_path, tool_parser), {})
-        await prepare(job, [NODE], tmp_path / "runs", NOTHING_ALLOWED, free=PLENTY)
+        await prepare(job, ModelFolder.find(job.model), [NODE], tmp_path / "runs", NOTHING_ALLOWED, free=PLENTY)
 
     await check("granite4")
     with pytest.raises(InvalidJob) as raised:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.planning.model_folder import ModelFolder
 from cluster.planning.nodes import Node
 from cluster.preflight.contents import digest_of
 from cluster.preflight.prepare import Prepared, prepare
@@ -107,7 +108,7 @@ async def stopped(tmp_path: Path) -> AsyncIterator[Stopped]:
         }
         made.job.write_text(yaml.safe_dump(JOB | {"method": {"type": "reinforcement", "reinforcement": reinforcement}}))
         job = load_job(made.job, {"TOKEN": "the-first-token"})
-        first = await prepare(job, [NODE], made.home / "runs", LOCAL, free=PLENTY)
+        first = await prepare(job, ModelFolder.find(job.model), [NODE], made.home / "runs", LOCAL, free=PLENTY)
         with claim_run(made.run, 0.0, print) as claimed:
             folder = RunFolder(claimed.path, at=claimed.at)
             folder.write_job(first.job, first.plan, first.record())
@@ -137,7 +138,16 @@ async def prepared(stopped: Stopped, operator: Operator = LOCAL) -> Prepared:
     """The check of the run that is resumed."""
     began = Began.of(RunFolder(stopped.run))
     job = began.keep(load_job(stopped.job, VARIABLES))
-    return await prepare(job, [NODE], stopped.home / "runs", operator, free=PLENTY, began=began, accepted=True)
+    return await prepare(
+        job,
+        ModelFolder.find(job.model),
+        [NODE],
+        stopped.home / "runs",
+        operator,
+        free=PLENTY,
+        began=began,
+        accepted=True,
+    )
 
 
 def refused(stopped: Stopped) -> list[Problem]:
@@ -179,7 +189,9 @@ async def test_files_that_were_moved_or_grew_are_the_same_files(stopped: Stopped
         file.write(first)
     began = Began.of(RunFolder(stopped.run))
     job = began.keep(load_job(moved / "job.yaml", VARIABLES))
-    found = await prepare(job, [NODE], stopped.home, LOCAL, free=PLENTY, began=began, accepted=True)
+    found = await prepare(
+        job, ModelFolder.find(job.model), [NODE], stopped.home, LOCAL, free=PLENTY, began=began, accepted=True
+    )
     assert found.job.training_file == str(moved / "train.jsonl")
     assert [change.setting for change in found.changes] == ["training_file", "validation_file", "test_file"]
     assert (len(found.tasks), found.plan.num_rows, found.plan.steps) == (11, 10, 6)
@@ -250,8 +262,9 @@ async def test_an_operators_lower_cap_warns_a_resumed_run_and_refuses_a_new_one(
     operator = LOCAL.model_copy(update={"jobs": JobLimits(max_cores=1)})
     found = await prepared(stopped, operator)
     assert any("the operator's limit is 1; a new job would be refused" in warning for warning in found.warnings)
+    job = load_job(stopped.job, VARIABLES)
     with pytest.raises(InvalidJob, match="over_limit"):
-        await prepare(load_job(stopped.job, VARIABLES), [NODE], stopped.home, operator, free=PLENTY)
+        await prepare(job, ModelFolder.find(job.model), [NODE], stopped.home, operator, free=PLENTY)
 
 
 async def test_rows_that_are_too_long_today_warn_it(stopped: Stopped) -> None:
@@ -288,14 +301,16 @@ async def test_a_grader_and_numbers_beyond_todays_limits_warn_it(stopped: Stoppe
     assert found.job.cluster.max_num_seqs == 70_000
     job = load_job(stopped.job, VARIABLES)
     with pytest.raises(InvalidJob, match="grader_too_large"):
-        await prepare(job, [NODE], stopped.home, LOCAL, free=PLENTY)
+        await prepare(job, ModelFolder.find(job.model), [NODE], stopped.home, LOCAL, free=PLENTY)
 
 
 async def test_memory_that_is_too_small_by_todays_formula_warns_it(stopped: Stopped) -> None:
     began = Began.of(RunFolder(stopped.run))
     job = began.keep(load_job(stopped.job, VARIABLES))
     small = Node("a", cores=2.0, memory_bytes=1 << 20)
-    found = await prepare(job, [small], stopped.home, LOCAL, free=PLENTY, began=began, accepted=True)
+    found = await prepare(
+        job, ModelFolder.find(job.model), [small], stopped.home, LOCAL, free=PLENTY, began=began, accepted=True
+    )
     assert any(warning.startswith("cluster: ") and "memory" in warning for warning in found.warnings)
 
 
@@ -304,8 +319,10 @@ async def test_a_node_that_it_fitted_without_headroom_warns_it(stopped: Stopped)
     began = Began.of(RunFolder(stopped.run))
     job, exact = began.keep(load_job(stopped.job, VARIABLES)), replace(NODE, memory_bytes=used)
     with pytest.raises(InvalidJob, match="of which 8% stay free"):
-        await prepare(job, [exact], stopped.home, LOCAL, free=PLENTY)
-    found = await prepare(job, [exact], stopped.home, LOCAL, free=PLENTY, began=began, accepted=True)
+        await prepare(job, ModelFolder.find(job.model), [exact], stopped.home, LOCAL, free=PLENTY)
+    found = await prepare(
+        job, ModelFolder.find(job.model), [exact], stopped.home, LOCAL, free=PLENTY, began=began, accepted=True
+    )
     assert any("of which 8% stay free; a new job would be refused" in warning for warning in found.warnings)
 
 
@@ -317,7 +334,16 @@ async def test_the_checkpoints_that_it_has_written_need_no_room_again(stopped: S
     async def refusal(num_checkpoints: int) -> str:
         run = replace(began, plan=plan, num_checkpoints=num_checkpoints)
         with pytest.raises(InvalidJob, match="disk_full") as raised:
-            await prepare(job, [NODE], stopped.home, LOCAL, free=Free(0, 1 << 34), began=run, accepted=True)
+            await prepare(
+                job,
+                ModelFolder.find(job.model),
+                [NODE],
+                stopped.home,
+                LOCAL,
+                free=Free(0, 1 << 34),
+                began=run,
+                accepted=True,
+            )
         return str(raised.value)
 
     for written, needed in (
@@ -352,7 +378,9 @@ async def test_what_makes_it_impossible_is_an_error(stopped: Stopped, breaks: st
         case "cores":
             nodes = [Node("a", cores=1.0)]
     with pytest.raises(InvalidJob) as raised:
-        await prepare(job, nodes, stopped.home, operator, free=PLENTY, began=began, accepted=True)
+        await prepare(
+            job, ModelFolder.find(job.model), nodes, stopped.home, operator, free=PLENTY, began=began, accepted=True
+        )
     assert code in {problem.code for problem in raised.value.problems}
 
 
@@ -362,7 +390,9 @@ async def test_what_makes_it_impossible_is_an_error(stopped: Stopped, breaks: st
 async def resume(stopped: Stopped) -> str:
     """The refusal of `agent-rft train --resume`; it comes before a cluster is started."""
     with pytest.raises(UserError) as raised, claim_run(stopped.run, 0.0, print) as claimed:
-        await train(load_job(stopped.job, VARIABLES), stopped.home / "runs", claimed, None, LOCAL, must_resume=True)
+        job = load_job(stopped.job, VARIABLES)
+        model = ModelFolder.find(job.model)
+        await train(job, model, stopped.home / "runs", claimed, None, LOCAL, must_resume=True)
     return str(raised.value)
 
 

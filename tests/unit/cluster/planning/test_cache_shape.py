@@ -9,7 +9,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from cluster.planning.model import CacheShape, ModelShape, cache_shape, read_config, shape_of
+from cluster.planning.model import (
+    CacheShape,
+    ModelShape,
+    cache_shape,
+    count_parameters,
+    read_config,
+    shape_of,
+    text_config,
+)
 from tests.support.architectures import ARCHITECTURES, WINDOW
 
 TOKENS = 20
@@ -17,7 +25,8 @@ TOKENS = 20
 
 def shape_in(folder: Path, config: PreTrainedConfig) -> ModelShape:
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return shape_of(folder, read_config(folder))
+    config = read_config(folder)
+    return shape_of(text_config(config), count_parameters(folder, config))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gemma3", "gpt_oss", "glm4_moe"])

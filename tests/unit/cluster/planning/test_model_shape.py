@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.planning.model import max_context, read_config, shape_of
-from cluster.planning.model_folder import MAX_AUTO_CONTEXT, context_of, context_problems, read_folder
+from cluster.planning.model import max_context, read_config, shape_of, text_config
+from cluster.planning.model_folder import MAX_AUTO_CONTEXT, ModelFolder, context_of, context_problems, read_sizes
 from cluster.preflight.model import read_model
 from tests.support.builders import job
 from tests.support.paths import BASE
@@ -18,27 +18,28 @@ SIZES = {"num_attention_heads": 8, "num_hidden_layers": 2, "hidden_size": 64, "i
 
 
 def test_a_plan_and_the_full_check_read_the_same_sizes() -> None:
-    planned, _ = read_folder(str(BASE))
-    checked, problems = read_model(job().model_copy(update={"model": str(BASE)}))
+    folder = ModelFolder.find(str(BASE))
+    planned, _ = read_sizes(folder)
+    checked, problems = read_model(job(), folder)
     assert planned is not None and checked is not None, problems
     assert (planned.shape, planned.max_context) == (checked.shape, checked.max_context)
 
 
-def test_sizes_that_old_configs_leave_out_follow_from_the_others(tmp_path: Path) -> None:
-    shape = shape_of(tmp_path, SIZES)
+def test_sizes_that_old_configs_leave_out_follow_from_the_others() -> None:
+    shape = shape_of(SIZES, 1000)
     assert (shape.kv_heads, shape.head_dim, shape.intermediate) == (8, 8, 96)
     experts = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    assert shape_of(tmp_path, SIZES | experts).intermediate == 32
+    assert shape_of(SIZES | experts, 1000).intermediate == 32
 
 
-def test_a_config_without_a_size_is_refused(tmp_path: Path) -> None:
+def test_a_config_without_a_size_is_refused() -> None:
     with pytest.raises(ValueError, match="hidden_size, vocab_size must be an integer"):
-        shape_of(tmp_path, SIZES | {"hidden_size": None, "vocab_size": "50"})
+        shape_of(SIZES | {"hidden_size": None, "vocab_size": "50"}, 1000)
 
 
 def test_the_language_model_of_several_parts_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"vision_config": {}, "text_config": SIZES}))
-    assert read_config(tmp_path) == SIZES
+    assert text_config(read_config(tmp_path)) == SIZES
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ValueError, match="JSON object"):
         read_config(tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from cluster.planning.memory import GIB
-from cluster.planning.model_folder import read_folder
+from cluster.planning.model_folder import ModelFolder, read_sizes
 from cluster.planning.nodes import Node
 from cluster.planning.placement import STORE_BYTES
 from cluster.planning.plan import plan_of
@@ -65,7 +65,7 @@ def test_a_job_whose_model_is_a_missing_variable_is_refused_with_its_name(tmp_pa
 
 
 def test_parameters_are_counted_from_the_headers_of_the_weights() -> None:
-    model, problems = read_folder(str(LEDGER / "base"))
+    model, problems = read_sizes(ModelFolder.find(str(LEDGER / "base")))
     assert problems == []
     assert model is not None
     assert (model.shape.num_parameters, model.shape.vocabulary, model.shape.query) == (560_608, 298, 160)

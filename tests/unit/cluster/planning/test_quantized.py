@@ -11,8 +11,8 @@ import yaml
 
 from actors.weights.layout import MAX_BUCKET_BYTES
 from cluster.planning.memory import GIB, LIVE_PARAMETERS, Memory, rank_memory
-from cluster.planning.model import ModelShape, quantization_of, read_config, shape_of
-from cluster.planning.model_folder import read_folder
+from cluster.planning.model import ModelShape, count_parameters, read_config, shape_of, text_config
+from cluster.planning.model_folder import ModelFolder, read_sizes
 from cluster.planning.nodes import Node
 from cluster.planning.placement import Placement
 from cluster.planning.plan import learning_token_s
@@ -27,7 +27,8 @@ EIGHT = Node("box", cores=64, gpus=8, memory_bytes=2048 * GIB, gpu_memory_bytes=
 
 
 def shape(folder: Path) -> ModelShape:
-    return shape_of(folder, read_config(folder), quantization_of(folder))
+    config = read_config(folder)
+    return shape_of(text_config(config), count_parameters(folder, config))
 
 
 def test_gpt_oss_has_the_same_size_as_downloaded_and_in_bfloat16(tmp_path: Path) -> None:
@@ -39,10 +40,11 @@ def test_gpt_oss_has_the_same_size_as_downloaded_and_in_bfloat16(tmp_path: Path)
 
 def test_a_plan_refuses_quantized_weights_as_the_check_does(tmp_path: Path) -> None:
     model = gpt_oss_20b(tmp_path / "model", quantized=True)
-    _, problems = read_model(job(model=str(model)))
+    folder = ModelFolder.find(str(model))
+    _, problems = read_model(job(model=str(model)), folder)
     (refused,) = [problem for problem in problems if problem.message.startswith("its weights are quantized (mxfp4)")]
     assert refused.code == "unsupported_model" and "Mxfp4Config(dequantize=True)" in refused.remedy
-    assert read_folder(str(model)) == (None, [refused])
+    assert read_sizes(folder) == (None, [refused])
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(raw_job() | {"model": str(model)}))
     with pytest.raises(InvalidJob) as raised:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cluster.planning.model_folder import ModelFolder
 from cluster.preflight.model import read_model
 from cluster.preflight.rows import JobRow, length_problems
 from tests.support.paths import BASE
@@ -36,7 +37,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def problems_of(model: Path, **options: Any) -> list[Problem]:
-    return read_model(job_of(model, **options))[1]
+    return read_model(job_of(model, **options), ModelFolder.find(str(model)))[1]
 
 
 def removed(*names: str) -> Callable[[Path], None]:
@@ -124,7 +125,7 @@ async def test_what_a_template_leaves_out_is_a_problem_of_each_row(
     messages = ({"role": "system", "content": "Be kind."}, {"role": "user", "content": "where?"})
     rows = [JobRow("training_file", "train.jsonl", Task("1-a", messages, (TOOL,), {}))]
     for text, codes in ((shows, []), (leaves_out + shows, [code])):
-        found, problems = read_model(job_of(model, chat_template=text))
+        found, problems = read_model(job_of(model, chat_template=text), ModelFolder.find(str(model)))
         assert found is not None and problems == []
         problems = await length_problems(rows, found.renderer, 2048, conversations=False)
         assert [problem.code for problem in problems] == codes

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig
 
 from actors.weights.adapter import AdapterConfig, write_adapter
-from cluster.planning.model_folder import read_folder
+from cluster.planning.model_folder import ModelFolder, read_sizes
 from cluster.preflight.model import read_model
 from tests.support.paths import BASE
 from trainer.errors import Problem
@@ -27,7 +27,7 @@ def problems_of(
     if method == "reinforcement":
         settings["grader"] = {"type": "length", "max_chars": 100}
     spec = {"model": str(model), "training_file": "", "method": {"type": method, method: settings}}
-    return read_model(JobSpec.model_validate(spec), trains=trains)[1]
+    return read_model(JobSpec.model_validate(spec), ModelFolder.find(str(model)), trains=trains)[1]
 
 
 def adapter_in(folder: Path, base: Path = BASE, rank: int = 4, alpha: float = 32.0, **changed: Any) -> Path:
@@ -94,7 +94,7 @@ def test_an_adapter_needs_its_base_and_one_that_fits(tmp_path: Path, tmp_path_fa
     assert (problem.code, problem.field) == ("missing_model", "model")
     assert "is an adapter, and of its base there is no folder" in problem.message
     assert "base_model_name_or_path" in problem.remedy
-    assert read_folder(str(model)) == (None, [problem])
+    assert read_sizes(ModelFolder.find(str(model))) == (None, [problem])
 
     for file in BASE.iterdir():
         (other / file.name).write_bytes(file.read_bytes())
@@ -117,14 +117,13 @@ def test_an_adapter_of_another_kind_is_refused_with_the_field(tmp_path: Path, ch
 
 
 def test_sizes_of_an_adapter_s_model_are_those_of_its_base(tmp_path: Path) -> None:
-    model, problems = read_folder(str(adapter_in(tmp_path)))
-    base, _ = read_folder(str(BASE))
-    assert problems == []
-    assert model is not None
-    assert base is not None
-    assert (model.path, model.shape) == (tmp_path, base.shape)
+    folder = ModelFolder.find(str(adapter_in(tmp_path)))
+    sizes = read_sizes(ModelFolder.find(str(BASE)))
+    assert sizes[0] is not None
+    assert (folder.path, folder.base) == (tmp_path, BASE)
+    assert read_sizes(folder) == sizes
     (tmp_path / "config.json").unlink()  # PEFT writes none
-    assert read_folder(str(tmp_path)) == (model, [])
+    assert read_sizes(ModelFolder.find(str(tmp_path))) == sizes
 
 
 def test_a_truncated_adapter_is_found_by_its_header(tmp_path: Path) -> None:

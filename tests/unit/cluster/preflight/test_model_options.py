@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cluster.planning.model_folder import ModelFolder
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.run.actor_configs import learner_config, model_files
 from tests.support.builders import EXACT
@@ -46,7 +47,7 @@ async def prepared(folder: Path, card: str | None, effort: str = "default", **op
     job = {"model": "model", "training_file": "train.jsonl", "method": method, "model_options": options}
     (folder / "job.json").write_text(json.dumps(job))
     spec = load_job(folder / "job.json", {})
-    return await prepare(spec, [NODE], folder / "runs", NOTHING_ALLOWED, free=PLENTY)
+    return await prepare(spec, ModelFolder.find(spec.model), [NODE], folder / "runs", NOTHING_ALLOWED, free=PLENTY)
 
 
 async def test_a_job_goes_on_as_its_models_folder_says(tmp_path: Path) -> None:
@@ -106,7 +107,9 @@ async def test_a_response_format_with_tools_needs_a_grammar_of_the_familys_calls
     (tmp_path / "job.json").write_text(json.dumps(job))
     spec = load_job(tmp_path / "job.json", {})
     try:
-        await prepare(spec, [NODE], tmp_path / "runs", NOTHING_ALLOWED, free=PLENTY, dry_run=False)
+        await prepare(
+            spec, ModelFolder.find(spec.model), [NODE], tmp_path / "runs", NOTHING_ALLOWED, free=PLENTY, dry_run=False
+        )
         problems = []
     except InvalidJob as error:
         problems = [(problem.code, problem.field, problem.message) for problem in error.problems]

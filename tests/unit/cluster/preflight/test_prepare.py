@@ -25,7 +25,7 @@ from rich.console import Console
 from actors.weights.adapter import AdapterConfig
 from actors.weights.broadcast_sync import BroadcastSync
 from actors.weights.sync import WeightSync
-from cluster.planning.model_folder import read_folder
+from cluster.planning.model_folder import ModelFolder, read_sizes
 from cluster.planning.nodes import HEADROOM, Node
 from cluster.preflight.examples import example_of
 from cluster.preflight.prepare import Prepared, prepare
@@ -97,6 +97,7 @@ class Case:
         job, accepted = (job, accepted) if began is None else (began.keep(job), True)
         return await prepare(
             job,
+            ModelFolder.find(job.model),
             self.nodes,
             self.folder / "runs",
             self.operator,
@@ -192,7 +193,7 @@ def micro_batches(prepared: Prepared) -> int:
 
 def small(size: int) -> Node:
     """A node whose memory is just enough for micro-batches of `size` tokens."""
-    model, _ = read_folder(str(BASE))
+    model, _ = read_sizes(ModelFolder.find(str(BASE)))
     assert model is not None
     (needed,) = plan_placement(job(cluster={"micro_batch_tokens": size}), [NODE], model.shape, 2048).host_bytes
     return replace(NODE, memory_bytes=math.ceil(needed / (1 - HEADROOM)) + 1)
@@ -361,7 +362,7 @@ async def test_mistakes_of_all_kinds_are_in_one_list(case: Case) -> None:
     job, found = read_job(case.folder / "job.yaml", {})
     assert job is not None
     with pytest.raises(InvalidJob, match="the job has 16 problems") as raised:
-        await prepare(job, [NODE], case.folder, LOCAL, found=found, free=Free(0, None))
+        await prepare(job, ModelFolder.find(job.model), [NODE], case.folder, LOCAL, found=found, free=Free(0, None))
     name = str(case.folder / "job.yaml")
     reinforcement = "method.reinforcement"
     assert [(p.code, p.field, p.file, p.line) for p in raised.value.problems] == [

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.planning.model_folder import ModelFolder
 from cluster.preflight.model import read_model
 from tests.support.shapes import tiny_shape
 from tests.support.tiny_model import write_tiny_model
@@ -18,7 +19,8 @@ def test_a_model_without_experts_is_refused(shape: str, codes: list[str], tmp_pa
     settings = {"grader": {"type": "length", "max_chars": 100}, "algorithm": {"router_replay": True}}
     method = {"type": "reinforcement", "reinforcement": settings}
     job = JobSpec.model_validate({"model": str(tmp_path), "training_file": "", "method": method})
-    problems = read_model(job)[1]
+    folder = ModelFolder.find(job.model)
+    problems = read_model(job, folder)[1]
     assert [problem.code for problem in problems] == codes
     assert all(problem.field == "method.reinforcement.algorithm.router_replay" for problem in problems)
-    assert read_model(job, trains=False)[1] == []
+    assert read_model(job, folder, trains=False)[1] == []

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from cluster.planning.model_folder import ModelFolder
 from cluster.preflight.shown_prompt import ShownPrompt, first_prompt
 from serve.cli.prompt import print_prompt
 from tests.support.paths import BASE
@@ -29,7 +30,7 @@ def shown(folder: Path, messages: list[dict[str, Any]], method: dict[str, Any]) 
     (folder / "rows.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
     job = {"model": str(BASE), "training_file": "rows.jsonl", "method": method}
     (folder / "job.json").write_text(json.dumps(job))
-    return first_prompt(load_job(folder / "job.json", {}))
+    return first_prompt(load_job(folder / "job.json", {}), ModelFolder.find(str(BASE)))
 
 
 def printed(prompt: ShownPrompt | None) -> str:

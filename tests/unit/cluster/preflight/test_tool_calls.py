@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cluster.planning.model_folder import ModelFolder
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.preflight.shown_prompt import first_prompt
 from cluster.run.actor_configs import model_files
@@ -49,7 +50,9 @@ class Case:
 
     async def prepare(self, *rows: Mapping[str, Any], **changes: Any) -> Prepared:
         job = self.job(rows, **changes)
-        return await prepare(job, [NODE], self.folder / "runs", NOTHING_ALLOWED, free=PLENTY, dry_run=False)
+        return await prepare(
+            job, ModelFolder.find(job.model), [NODE], self.folder / "runs", NOTHING_ALLOWED, free=PLENTY, dry_run=False
+        )
 
     async def problems(self, *rows: Mapping[str, Any], **changes: Any) -> list[Problem]:
         with pytest.raises(InvalidJob) as raised:
@@ -162,5 +165,6 @@ async def test_a_family_whose_turns_are_messages_needs_its_parser_without_tools_
 
 
 def test_the_shown_prompt_is_that_of_a_model_without_tools(case: Case) -> None:
-    shown = first_prompt(case.job([{"messages": [QUESTION]}]))
+    job = case.job([{"messages": [QUESTION]}])
+    shown = first_prompt(job, ModelFolder.find(job.model))
     assert shown is not None and shown.dialect.tool_parser is None
