@@ -35,6 +35,8 @@ CHROMIUM := $(if $(shell command -v chromium),,$(if $(filter 0,$(shell id -u)),i
 setup: $(STAMP)
 
 $(STAMP):
+	@for name in actors cluster serve trainer; do [ -d agent_rft/$$name ] || { echo "agent_rft/$$name is not a link to \
+	../$$name, as in some downloads: clone the repository with git" >&2; exit 1; }; done
 	rm -f $(VENV)/.ready-*
 	$(PYTHON) -m venv --clear $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv" >&2; exit 1; }
 	# What builds the sdists is pinned, too.
@@ -146,12 +148,13 @@ nightly: setup $(SMOLLM2) $(ICD10) $(PROMETHEUS) $(CONSOLE_TOOLS) $(CHROMIUM) $(
 kubernetes: setup
 	$(PYTEST) tests/kubernetes -s -W default
 
+# `git grep` lists the text files, without the links in agent_rft/.
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	git ls-files -z | xargs -0 $(BIN)/codespell
+	git grep -Ilz "" | xargs -0 $(BIN)/codespell
 	$(BIN)/python -m tests.lint.plain_words
 	$(BIN)/python -m docs.generator --check
 

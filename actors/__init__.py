@@ -1,4 +1,4 @@
 """The Ray actors of a job: engines, tool dispatchers, the grader pool, the learner group and weight sync.
 
-May import `trainer` only. Nothing that knows jobs, run folders or the API: those live in `cluster` and `serve`.
+Nothing here knows jobs, run folders or the API: those live in `cluster` and `serve`.
 """

@@ -25,12 +25,12 @@ import httpx
 import psutil
 from sqlalchemy import insert
 
+from agent_rft.serve.host.state import StateLocations
+from agent_rft.serve.stores.database import Database
+from agent_rft.serve.stores.job_tables import EventRow, JobRow
+from agent_rft.serve.stores.keys import KeyStore
+from agent_rft.serve.stores.migrate import open_database
 from benchmarks.common import print_figure
-from cluster.stores.database import Database
-from cluster.stores.job_tables import EventRow, JobRow
-from cluster.stores.keys import KeyStore
-from cluster.stores.migrate import open_database
-from serve.host.state import StateLocations
 
 CONFIG = "operator.yaml"
 NUM_JOBS, NUM_EVENTS, BUSY_JOB_EVENTS = 1_000, 100_000, 50_000
@@ -68,7 +68,7 @@ def fill(database: Database) -> None:
 def serving(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Start a server and yield its URL and its process."""
     options = ["--folder", str(folder), "--port", "0", "--config", str(folder / CONFIG)]
-    command = [sys.executable, "-m", "serve.cli.main", "serve", *options]
+    command = [sys.executable, "-m", "agent_rft.cli.main", "serve", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

@@ -20,8 +20,8 @@ from typing import Any
 
 import yaml
 
+from agent_rft.cluster.records.run_folder import RunFolder
 from benchmarks.common import print_figure
-from cluster.records.run_folder import RunFolder
 
 CAPITALS = (
     "France:Paris Italy:Rome Spain:Madrid Germany:Berlin Japan:Tokyo China:Beijing Russia:Moscow Egypt:Cairo "

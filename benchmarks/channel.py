@@ -17,10 +17,10 @@ from typing import Any, cast
 
 import ray
 
-from actors.runtime.channel import Channel, Reachable
+from agent_rft.actors.runtime.channel import Channel, Reachable
+from agent_rft.errors import ToolFailed
 from benchmarks.common import Figure, report
 from benchmarks.dispatcher import ARGUMENTS, ITEM
-from trainer.errors import ToolFailed
 
 CALL = ("trace_" + "a" * 32, ITEM, [["call_" + "b" * 24, "search", ARGUMENTS]])
 RESULT = [["call_" + "b" * 24, "net income of vorzen in 2013: 3363", None, 0.1, 0, False]]

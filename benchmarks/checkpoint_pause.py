@@ -14,12 +14,12 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from actors.learner.rank import LearnerConfig, LearnerRank
-from actors.learner.sizes import snapshot_bytes
+from agent_rft.actors.learner.rank import LearnerConfig, LearnerRank
+from agent_rft.actors.learner.sizes import snapshot_bytes
+from agent_rft.trainer.model.batch import pack
 from benchmarks.common import Figure, in_turn, report, seconds
 from benchmarks.enlarged import Size, enlarged
 from benchmarks.learner import MODEL, RATE, make_sequences
-from trainer.model.batch import pack
 
 
 def main() -> None:

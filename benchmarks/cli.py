@@ -37,7 +37,7 @@ def main() -> None:
         }
         figures = []
         for name, arguments in commands.items():
-            ours = partial(run, "-m", "serve.cli.main", *arguments)
+            ours = partial(run, "-m", "agent_rft.cli.main", *arguments)
             bare = partial(run, "-c", "pass")
             seconds(ours)  # the first one reads files from disk
             figures.append(Figure(name, "s", in_turn(partial(seconds, ours), partial(seconds, bare), options.runs)))

@@ -27,12 +27,12 @@ import aiohttp
 import ray
 import uvloop
 
-from actors.tools.actor import DispatcherClient, start_dispatchers
-from actors.tools.dispatcher import Dispatcher
+from agent_rft.actors.tools.actor import DispatcherClient, start_dispatchers
+from agent_rft.actors.tools.dispatcher import Dispatcher
+from agent_rft.spec.endpoints import ToolSpec
+from agent_rft.types import ToolCall
 from benchmarks.common import Figure, report
 from benchmarks.local import LOCAL
-from trainer.spec.endpoints import ToolSpec
-from trainer.types import ToolCall
 
 ITEM = {"messages": [{"role": "user", "content": "what was net income of vorzen in 2013?"}], "reference_answer": "3363"}
 ARGUMENTS = json.dumps({"path": "vorzen/2013/income"})

@@ -19,13 +19,13 @@ import aiohttp
 from aiohttp import web
 from pydantic import TypeAdapter
 
-from actors.graders.base import Grader
-from actors.graders.sample import sample_of
-from actors.grading.factory import make_grader
-from actors.grading.pool import GraderPool
+from agent_rft.actors.graders.base import Grader
+from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.grading.factory import make_grader
+from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.spec.graders import GraderSpec
 from benchmarks.common import Figure, in_turn, report
 from benchmarks.local import LOCAL
-from trainer.spec.graders import GraderSpec
 
 ITEM = {"reference": "Paris"}
 SAMPLE = sample_of("It is Paris", (), "answer", wants_json=False)

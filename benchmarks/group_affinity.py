@@ -17,10 +17,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from actors.rollout.assignment import EngineLoad, GroupAffinity, GroupKey, least_loaded
+from agent_rft.actors.rollout.assignment import EngineLoad, GroupAffinity, GroupKey, least_loaded
+from agent_rft.types import Group, GroupRequest, Task
 from benchmarks.common import Figure, report
 from benchmarks.worker import LedgerFleet, ledger_fleets
-from trainer.types import Group, GroupRequest, Task
 
 SLOTS = 64
 ENGINES = 2

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from actors.learner.rank import GRADIENT_NORM, LearnerConfig, LearnerRank
+from agent_rft.actors.learner.rank import GRADIENT_NORM, LearnerConfig, LearnerRank
+from agent_rft.trainer.model.batch import MicroBatch, WeightedSequence, pack
+from agent_rft.trainer.model.policy import DeviceBatch, Policy, load_policy
+from agent_rft.types import TrainSequence
 from benchmarks.common import Figure, in_turn, report, seconds
-from trainer.model.batch import MicroBatch, WeightedSequence, pack
-from trainer.model.policy import DeviceBatch, Policy, load_policy
-from trainer.types import TrainSequence
 
 MODEL = Path(__file__).parents[1] / "examples" / "ledger" / "base"
 RATE = 1e-5

@@ -16,15 +16,15 @@ from typing import Any
 import yaml
 from openai import OpenAI
 
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.serve.host.state import StateLocations
+from agent_rft.serve.stores.keys import KeyStore
+from agent_rft.serve.stores.migrate import open_database
 from benchmarks.api import CONFIG, serving
 from benchmarks.common import copy_rows, print_figure
 from benchmarks.ledger_seeds import add_row_options
-from cluster.records.run_folder import RunFolder
-from cluster.stores.keys import KeyStore
-from cluster.stores.migrate import open_database
 from examples.ledger.services import services
 from examples.openai_sdk.agent_rft import DATA, Servers, follow, tools_and_grader, upload
-from serve.host.state import StateLocations
 
 MODEL = "gpt-5"
 AUTO = ("batch_size", "n_epochs", "learning_rate_multiplier", "compute_multiplier", "eval_interval", "eval_samples")

@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml
 
+from agent_rft.cluster.records.run_folder import RunFolder
 from benchmarks.common import copy_rows, print_figure
-from cluster.records.run_folder import RunFolder
 from examples.ledger.services import run_with_services
 
 LEDGER = Path(__file__).parents[1] / "examples" / "ledger"

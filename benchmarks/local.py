@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from cluster.planning.nodes import gpu_memories
-from trainer.spec.operator.config import Operator
+from agent_rft.cluster.planning.nodes import gpu_memories
+from agent_rft.spec.operator.config import Operator
 
 LOCAL = Operator(allowed_networks=["127.0.0.0/8"])
 """Allows servers on this machine."""

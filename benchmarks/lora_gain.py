@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from math import sqrt
 from statistics import mean, stdev
 
+from agent_rft.spec.plan import LORA_FACTOR
 from benchmarks.common import print_figure
 from benchmarks.ledger_seeds import Learned, add_row_options, job_of, learn, print_learned
-from trainer.spec.plan import LORA_FACTOR
 
 QUANTILES = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 """Student's quantile of 0.975 by degrees of freedom."""

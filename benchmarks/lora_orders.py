@@ -19,11 +19,11 @@ from typing import Any, Final
 
 import yaml
 
+from agent_rft.spec.plan import LORA_FACTOR
 from benchmarks.common import copy_rows, print_figure
 from examples.common.results import BUILD, paired_gain, table
 from examples.common.way import Way, listening
 from examples.orders.server import app
-from trainer.spec.plan import LORA_FACTOR
 
 ORDERS: Final = Path(__file__).parents[1] / "examples" / "orders"
 TRAINED: Final = ("all", "adapter")

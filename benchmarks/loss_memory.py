@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from agent_rft.trainer.algorithm.loss import clipped_surrogate
+from agent_rft.trainer.model.logprobs import TokenLogProbs
 from benchmarks.common import Figure, report, seconds
-from trainer.algorithm.loss import clipped_surrogate
-from trainer.model.logprobs import TokenLogProbs
 
 MIB = 1 << 20
 

@@ -17,10 +17,10 @@ import threading
 import time
 import urllib.request
 
-from actors.runtime.exporter import MetricsAddress
+from agent_rft.actors.runtime.exporter import MetricsAddress
+from agent_rft.types import GroupRequest
 from benchmarks.common import Figure, report
 from benchmarks.worker import LedgerFleet, ledger_fleets
-from trainer.types import GroupRequest
 
 SLOTS = 64
 PORT = 9465

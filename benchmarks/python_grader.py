@@ -12,12 +12,12 @@ import argparse
 import asyncio
 from typing import Any
 
-from actors.graders.kinds.python import PythonGrade
-from actors.runtime.cores import usable_cores
-from actors.sandbox.start import sandbox_report
+from agent_rft.actors.graders.kinds.python import PythonGrade
+from agent_rft.actors.runtime.cores import usable_cores
+from agent_rft.actors.sandbox.start import sandbox_report
+from agent_rft.spec.graders import PythonGrader
+from agent_rft.spec.operator.config import Operator
 from benchmarks.common import Figure, report, seconds
-from trainer.spec.graders import PythonGrader
-from trainer.spec.operator.config import Operator
 
 SOURCE = """
 import difflib

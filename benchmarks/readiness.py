@@ -28,13 +28,13 @@ from typing import Any
 
 import yaml
 
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.metrics.intervals import Interval, paired_bootstrap
+from agent_rft.types import Group
 from benchmarks.common import print_figure
 from benchmarks.ledger_seeds import job_of
-from cluster.records.run_folder import RunFolder
 from examples.ledger.questions import grade
 from examples.ledger.services import services
-from trainer.metrics.intervals import Interval, paired_bootstrap
-from trainer.types import Group
 
 Row = dict[str, Any]
 TRAIN_ROWS, TEST_ROWS = 160, 120

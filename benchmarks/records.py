@@ -17,15 +17,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from agent_rft.cluster.records.rollout_index import Order, RolloutIndex
+from agent_rft.cluster.records.row_rewards import row_rewards
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.records.wanted import Wanted
+from agent_rft.cluster.views.traces import find_traces
+from agent_rft.rows.rollout_files import ROLLOUTS_SUFFIX, write_groups
+from agent_rft.types import Group, ToolCall, ToolResult, Turn
 from benchmarks.common import Figure, in_turn, report, seconds
 from benchmarks.write_ahead import SIZE, made
-from cluster.records.rollout_index import Order, RolloutIndex
-from cluster.records.row_rewards import row_rewards
-from cluster.records.run_folder import RunFolder
-from cluster.records.wanted import Wanted
-from cluster.views.traces import find_traces
-from trainer.data.rollout_files import ROLLOUTS_SUFFIX, write_groups
-from trainer.types import Group, ToolCall, ToolResult, Turn
 
 TOOLS = ("search", "cat", "list")
 IN_QUEUE = 8

@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
+from agent_rft.types import Group, GroupRequest, Rollout, Turn
 from benchmarks.common import Figure, report
 from benchmarks.enlarged import add_size_options, size_of
 from benchmarks.worker import LedgerFleet, Request, ledger_fleet
-from trainer.types import Group, GroupRequest, Rollout, Turn
 
 
 async def episodes_rate(ledger: LedgerFleet, count: int, admitted: int, epoch: int) -> tuple[float, list[Rollout]]:

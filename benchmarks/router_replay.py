@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.engine.vllm_engine import Engine, EngineConfig
+from agent_rft.actors.engine.vllm_engine import Engine, EngineConfig
+from agent_rft.trainer.model.policy import load_policy
 from benchmarks.common import print_figure
 from tests.support.experts import Sampled, gaps
 from tests.support.shapes import tiny_shape
 from tests.support.tiny_model import write_tiny_model
-from trainer.model.policy import load_policy
 
 NUM_PROMPT, NUM_SAMPLED, NUM_SEQUENCES = 64, 192, 16
 

@@ -16,9 +16,9 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
+from agent_rft.cluster.records.run_folder import RunFolder
 from benchmarks.common import print_figure
 from benchmarks.ledger_seeds import add_row_options, run
-from cluster.records.run_folder import RunFolder
 
 HEADER = (
     "| seed | max_divergence | best step | largest fall | last ten | test before | after | largest entropy "

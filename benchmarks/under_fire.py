@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from statistics import mean, median, stdev
 from typing import Any
 
+from agent_rft.cluster.records.run_folder import RunFolder
 from benchmarks.common import Figure, report
 from benchmarks.ledger_seeds import job_of, run
-from cluster.records.run_folder import RunFolder
 from tests.chaos.ledger import faulty_ledger
 from tests.chaos.plan import Burst, Faults, Plan
 

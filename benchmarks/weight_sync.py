@@ -29,30 +29,30 @@ import ray
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from actors.engine.plugin import TRANSPORT
-from actors.engine.vllm_engine import EngineConfig
-from actors.rollout.canary import CANARY_LIMITS
-from actors.rollout.episode import EpisodeSpec
-from actors.rollout.worker import WorkerConfig
-from actors.runtime.ports import free_port
-from actors.weights.adapter import AdapterConfig
-from actors.weights.broadcast import SENDER, Broadcast
-from actors.weights.broadcast_sync import BroadcastSync
-from actors.weights.checkpoint_weights import CheckpointWeights
-from actors.weights.checksum import checksum
-from actors.weights.host_buffer import HostBuffer, lock_pages_for_cuda
-from actors.weights.layout import Layout
-from actors.weights.sync import WeightSync
+from agent_rft.actors.engine.plugin import TRANSPORT
+from agent_rft.actors.engine.vllm_engine import EngineConfig
+from agent_rft.actors.rollout.canary import CANARY_LIMITS
+from agent_rft.actors.rollout.episode import EpisodeSpec
+from agent_rft.actors.rollout.worker import WorkerConfig
+from agent_rft.actors.runtime.ports import free_port
+from agent_rft.actors.weights.adapter import AdapterConfig
+from agent_rft.actors.weights.broadcast import SENDER, Broadcast
+from agent_rft.actors.weights.broadcast_sync import BroadcastSync
+from agent_rft.actors.weights.checkpoint_weights import CheckpointWeights
+from agent_rft.actors.weights.checksum import checksum
+from agent_rft.actors.weights.host_buffer import HostBuffer, lock_pages_for_cuda
+from agent_rft.actors.weights.layout import Layout
+from agent_rft.actors.weights.sync import WeightSync
+from agent_rft.chat.dialect import UNKNOWN
+from agent_rft.cluster.ray_cluster.session import ray_session
+from agent_rft.errors import RftError
+from agent_rft.spec.job import RewardSpec, RolloutLimits
+from agent_rft.spec.lora import LoraSpec
+from agent_rft.trainer.model.lora import adapter_tensors, add_adapter
+from agent_rft.trainer.model.policy import load_policy
 from benchmarks.common import Figure, NotPossible, impossible, report
 from benchmarks.local import dtype_here, gpus_here
 from benchmarks.worker import JOB, MeasuredWorker, Request
-from cluster.ray_cluster.session import ray_session
-from trainer.chat.dialect import UNKNOWN
-from trainer.errors import RftError
-from trainer.model.lora import adapter_tensors, add_adapter
-from trainer.model.policy import load_policy
-from trainer.spec.job import RewardSpec, RolloutLimits
-from trainer.spec.lora import LoraSpec
 
 SEQUENCES = 16
 VLLMS = {"vllm_nccl": "nccl", "vllm_ipc": "ipc"}
@@ -186,7 +186,7 @@ class VllmsClient:
 
 
 class SourceClient:
-    """Implements `actors.weights.broadcast_sync.BroadcastSource`."""
+    """Implements `agent_rft.actors.weights.broadcast_sync.BroadcastSource`."""
 
     incarnation = 1
 

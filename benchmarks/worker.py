@@ -17,25 +17,25 @@ import ray
 import yaml
 from prometheus_client import REGISTRY
 
-from actors.engine.vllm_engine import Engine, EngineConfig
-from actors.grading.pool import GraderPoolActor
-from actors.rollout.assignment import Assign, least_loaded
-from actors.rollout.canary import CANARY_LIMITS
-from actors.rollout.episode import EpisodeSpec
-from actors.rollout.fleet import Fleet
-from actors.rollout.worker import RolloutWorker, WorkerConfig
-from actors.runtime.exporter import MetricsAddress
-from actors.tools.actor import start_dispatchers
+from agent_rft.actors.engine.vllm_engine import Engine, EngineConfig
+from agent_rft.actors.grading.pool import GraderPoolActor
+from agent_rft.actors.rollout.assignment import Assign, least_loaded
+from agent_rft.actors.rollout.canary import CANARY_LIMITS
+from agent_rft.actors.rollout.episode import EpisodeSpec
+from agent_rft.actors.rollout.fleet import Fleet
+from agent_rft.actors.rollout.worker import RolloutWorker, WorkerConfig
+from agent_rft.actors.runtime.exporter import MetricsAddress
+from agent_rft.actors.tools.actor import start_dispatchers
+from agent_rft.cluster.planning.model_folder import ModelFolder
+from agent_rft.cluster.preflight.prepare import Prepared, prepare
+from agent_rft.cluster.ray_cluster.seats import Seats
+from agent_rft.cluster.ray_cluster.session import ray_session
+from agent_rft.events import Event
+from agent_rft.spec.job_file import load_job
 from benchmarks.enlarged import OWN_SIZE, Size, enlarged
 from benchmarks.ledger_seeds import for_real_model, job_of
 from benchmarks.local import LOCAL, dtype_here
-from cluster.planning.model_folder import ModelFolder
-from cluster.preflight.prepare import Prepared, prepare
-from cluster.ray_cluster.seats import Seats
-from cluster.ray_cluster.session import ray_session
 from examples.ledger.services import services
-from trainer.events import Event
-from trainer.spec.job_file import load_job
 
 REAL_COMPLETION_TOKENS = 2048
 PROMPT_TOKENS = "vllm:prompt_tokens_by_source_total"

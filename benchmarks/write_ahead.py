@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.learner.rank import LearnerConfig, LearnerRank
+from agent_rft.actors.learner.rank import LearnerConfig, LearnerRank
+from agent_rft.trainer.loop.buffer import Batch
+from agent_rft.trainer.loop.journal import Journal
+from agent_rft.trainer.model.batch import pack
+from agent_rft.types import Grade, Group, GroupRequest, Rollout, Segment, Task, Turn
 from benchmarks.common import Figure, in_turn, report, seconds
 from benchmarks.learner import MODEL, RATE
-from trainer.loop.buffer import Batch
-from trainer.loop.journal import Journal
-from trainer.model.batch import pack
-from trainer.types import Grade, Group, GroupRequest, Rollout, Segment, Task, Turn
 
 SIZE = 8
 

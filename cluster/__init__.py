@@ -1,4 +1,1 @@
-"""From a job file or an API request to a finished run: planning, preflight, the driver, records, stores and views.
-
-Imports actors and trainer, never serve.
-"""
+"""One run, from a job to its end: planning, preflight, the driver, records and views."""

@@ -1,4 +1,1 @@
-"""The server: the API over HTTP, the models that it serves and the command line; the top layer.
-
-Nothing below imports it.
-"""
+"""The API server: its routes, jobs and stores, the models that it serves, and the console."""

@@ -1,4 +1,4 @@
-"""The API as an application of Ray Serve, `serve.deployment:build`.
+"""The API as an application of Ray Serve, `agent_rft.serve.deployment:build`.
 
 `agent-rft serve` runs it, or a Ray Serve configuration names it as `import_path` with `Settings` as `args`.
 
@@ -27,25 +27,25 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve as ray_serve
 from ray.serve import Application
 
-from actors.runtime.exporter import MetricsAddress, start_telemetry
-from actors.runtime.nodes import ELSEWHERE
-from actors.runtime.recorder import Recorder
-from cluster.jobs.driver_settings import DriverSettings
-from cluster.jobs.launcher import RayLauncher
-from cluster.ray_cluster.session import is_local, job_server_of
-from cluster.stores.job_store import JobStore
-from serve.console import static
-from serve.host.listener import STOP_S, listening
-from serve.host.server_log import ServerLog
-from serve.host.services import Services
-from serve.host.state import ServerState, StateLocations
-from serve.http.access_log import AccessLog
-from serve.http.app import Lifespan, create_app
-from serve.http.deadlines import DEADLINES, Deadlines
-from serve.inference.model_apps import EngineResources, RayServeModels
-from trainer.errors import UserError
-from trainer.spec.operator.config import Operator
-from trainer.spec.operator.config_file import load_operator
+from agent_rft.actors.runtime.exporter import MetricsAddress, start_telemetry
+from agent_rft.actors.runtime.nodes import ELSEWHERE
+from agent_rft.actors.runtime.recorder import Recorder
+from agent_rft.cluster.ray_cluster.session import is_local, job_server_of
+from agent_rft.errors import UserError
+from agent_rft.serve.console import static
+from agent_rft.serve.host.listener import STOP_S, listening
+from agent_rft.serve.host.server_log import ServerLog
+from agent_rft.serve.host.services import Services
+from agent_rft.serve.host.state import ServerState, StateLocations
+from agent_rft.serve.http.access_log import AccessLog
+from agent_rft.serve.http.app import Lifespan, create_app
+from agent_rft.serve.http.deadlines import DEADLINES, Deadlines
+from agent_rft.serve.inference.model_apps import EngineResources, RayServeModels
+from agent_rft.serve.jobs.driver_settings import DriverSettings
+from agent_rft.serve.jobs.launcher import RayLauncher
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config_file import load_operator
 
 APP, DEPLOYMENT = "agent-rft", "api"
 MAX_REQUESTS = 1_000

@@ -22,19 +22,19 @@ from ray.serve.config import HTTPOptions, ProxyLocation
 from ray.serve.context import _get_global_client
 from ray.serve.schema import LoggingConfig
 
-from cluster.ray_cluster.session import end_leftover, job_cluster
-from cluster.run.signals import wait_for_signal
-from cluster.stores.private_folder import make_private
-from serve.host import url_of
-from serve.host.listener import KEEP_ALIVE_S, reserved_port
-from serve.host.server_log import LogFollower
-from serve.host.state import SIGNS, ServerState, StateLocations
-from trainer.data.ownership import claim, silence_s
-from trainer.errors import RftError
-from trainer.spec.operator.config import Operator
+from agent_rft.cluster.ray_cluster.session import end_leftover, job_cluster
+from agent_rft.cluster.run.signals import wait_for_signal
+from agent_rft.errors import RftError
+from agent_rft.rows.ownership import claim, silence_s
+from agent_rft.serve.host import url_of
+from agent_rft.serve.host.listener import KEEP_ALIVE_S, reserved_port
+from agent_rft.serve.host.server_log import LogFollower
+from agent_rft.serve.host.state import SIGNS, ServerState, StateLocations
+from agent_rft.serve.stores.private_folder import make_private
+from agent_rft.spec.operator.config import Operator
 
 if TYPE_CHECKING:
-    from serve.deployment import Settings
+    from agent_rft.serve.deployment import Settings
 
 
 def run_server(
@@ -95,11 +95,11 @@ def _serve(
             tell(f"API key (shown only once): {token}")
         # The API's modules take as long to import as Ray takes to start: both at the same time.
         with (
-            job_cluster(address, note, meanwhile=partial(import_module, "serve.deployment")),
+            job_cluster(address, note, meanwhile=partial(import_module, "agent_rft.serve.deployment")),
             LogFollower(locations.folder, _to_stderr),
         ):
-            from serve.deployment import APP, Settings
-            from serve.inference.model_apps import only_models_left, remove_models
+            from agent_rft.serve.deployment import APP, Settings
+            from agent_rft.serve.inference.model_apps import only_models_left, remove_models
 
             listen = None
             if address is None:
@@ -146,7 +146,7 @@ def deploy(settings: Settings) -> None:
     Raises:
         RftError: the API did not start.
     """
-    from serve.deployment import APP, build
+    from agent_rft.serve.deployment import APP, build
 
     try:
         ray_serve.run(build(settings), name=APP, route_prefix="/")

@@ -1,4 +1,4 @@
-"""The trainer: data types, job settings, algorithms and training loops.
+"""What trains: the algorithm, the model and the loop.
 
-It knows neither Ray nor HTTP nor an engine; it reaches them only through `trainer.protocols`.
+It knows neither Ray nor HTTP nor an engine; it reaches them only through `agent_rft.protocols`.
 """

@@ -18,7 +18,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
-from trainer.spec.operator.allowed import Allowed
+from agent_rft.spec.operator.allowed import Allowed
 
 IPAddress = IPv4Address | IPv6Address
 

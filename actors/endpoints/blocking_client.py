@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import httpx
 
-from actors.endpoints.proxies import Proxy, proxy_for
-from actors.endpoints.url import base_url_mistake, safe_url
-from trainer.errors import UserError
-from trainer.spec.keys import KEY_REMEDY, key_mistake
+from agent_rft.actors.endpoints.proxies import Proxy, proxy_for
+from agent_rft.actors.endpoints.url import base_url_mistake, safe_url
+from agent_rft.errors import UserError
+from agent_rft.spec.keys import KEY_REMEDY, key_mistake
 
 
 class Setting(NamedTuple):

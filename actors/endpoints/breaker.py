@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from actors.runtime.timing import Timing
+from agent_rft.actors.runtime.timing import Timing
 
 MAX_FAILURES = 20
 NO_CONNECTION = 4

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from actors.endpoints.answer import HttpAnswer, cut, one_line, status_text
-from actors.endpoints.body import MAX_REQUEST_BYTES
-from actors.endpoints.url import scrub
-from trainer.errors import Discard, EndpointRefused
+from agent_rft.actors.endpoints.answer import HttpAnswer, cut, one_line, status_text
+from agent_rft.actors.endpoints.body import MAX_REQUEST_BYTES
+from agent_rft.actors.endpoints.url import scrub
+from agent_rft.errors import Discard, EndpointRefused
 
 EXCERPT_CHARS = 200
 HEADERS = "its `headers`"

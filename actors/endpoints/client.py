@@ -20,25 +20,25 @@ from weakref import WeakSet
 
 from aiohttp.abc import AbstractResolver
 
-from actors.endpoints.access import AccessHistory
-from actors.endpoints.address_guard import ForbiddenAddress, Guard
-from actors.endpoints.answer import HttpAnswer, retry_after_s, status_text
-from actors.endpoints.body import json_body
-from actors.endpoints.breaker import Breaker
-from actors.endpoints.call_errors import HEADERS, CallErrors
-from actors.endpoints.gate import Gate, Permit, RequestEnd, Sockets
-from actors.endpoints.hedging import hedged
-from actors.endpoints.limits import AdaptiveLimit, RateLimit
-from actors.endpoints.proxies import Proxy
-from actors.endpoints.signing import Signer
-from actors.endpoints.stats import EndpointStats, merged
-from actors.endpoints.transport import Reply, Transport, TransportError
-from actors.endpoints.url import endpoint_mistake, safe_url, secrets_of
-from actors.runtime.timing import REAL_TIMING, Timing
-from actors.runtime.tracing import sampled_trace, traceparent
-from trainer.errors import Discard, EndpointRefused, UserError
-from trainer.spec.endpoints import Endpoint
-from trainer.spec.operator.allowed import Allowed
+from agent_rft.actors.endpoints.access import AccessHistory
+from agent_rft.actors.endpoints.address_guard import ForbiddenAddress, Guard
+from agent_rft.actors.endpoints.answer import HttpAnswer, retry_after_s, status_text
+from agent_rft.actors.endpoints.body import json_body
+from agent_rft.actors.endpoints.breaker import Breaker
+from agent_rft.actors.endpoints.call_errors import HEADERS, CallErrors
+from agent_rft.actors.endpoints.gate import Gate, Permit, RequestEnd, Sockets
+from agent_rft.actors.endpoints.hedging import hedged
+from agent_rft.actors.endpoints.limits import AdaptiveLimit, RateLimit
+from agent_rft.actors.endpoints.proxies import Proxy
+from agent_rft.actors.endpoints.signing import Signer
+from agent_rft.actors.endpoints.stats import EndpointStats, merged
+from agent_rft.actors.endpoints.transport import Reply, Transport, TransportError
+from agent_rft.actors.endpoints.url import endpoint_mistake, safe_url, secrets_of
+from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
+from agent_rft.actors.runtime.tracing import sampled_trace, traceparent
+from agent_rft.errors import Discard, EndpointRefused, UserError
+from agent_rft.spec.endpoints import Endpoint
+from agent_rft.spec.operator.allowed import Allowed
 
 FIRST_WAIT_S = 0.5
 QUICK_WAIT_S = 0.1

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from actors.endpoints.breaker import NO_CONNECTION, Breaker
-from actors.endpoints.limits import AdaptiveLimit, RateLimit
-from actors.runtime.timing import Timing
+from agent_rft.actors.endpoints.breaker import NO_CONNECTION, Breaker
+from agent_rft.actors.endpoints.limits import AdaptiveLimit, RateLimit
+from agent_rft.actors.runtime.timing import Timing
 
 MAX_ON_WIRE = 8_192
 """Concurrent requests of one process: what one core can serve, and a third of the ports of one address."""

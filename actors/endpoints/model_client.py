@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 from pydantic import SecretStr
 
-from actors.endpoints.answer import HttpAnswer
-from actors.endpoints.client import EndpointClient
-from actors.endpoints.proxies import proxy_for
-from actors.runtime.timing import Timing
-from trainer.errors import Discard, GraderFailed
-from trainer.spec.operator.allowed import parse_allowed
-from trainer.spec.operator.config import AnswerFormat, ModelEndpoint
-from trainer.spec.operator.model_names import named
+from agent_rft.actors.endpoints.answer import HttpAnswer
+from agent_rft.actors.endpoints.client import EndpointClient
+from agent_rft.actors.endpoints.proxies import proxy_for
+from agent_rft.actors.runtime.timing import Timing
+from agent_rft.errors import Discard, GraderFailed
+from agent_rft.spec.operator.allowed import parse_allowed
+from agent_rft.spec.operator.config import AnswerFormat, ModelEndpoint
+from agent_rft.spec.operator.model_names import named
 
 CHAT = "/chat/completions"
 EMBEDDINGS = "/embeddings"

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from yarl import URL
 
-from actors.endpoints.url import safe_url, url_mistake
-from trainer.errors import UserError
-from trainer.spec.keys import variable
+from agent_rft.actors.endpoints.url import safe_url, url_mistake
+from agent_rft.errors import UserError
+from agent_rft.spec.keys import variable
 
 
 class Proxy(NamedTuple):

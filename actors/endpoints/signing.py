@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import SecretStr
 
-from trainer.errors import UserError
-from trainer.spec.job import Reinforcement
+from agent_rft.errors import UserError
+from agent_rft.spec.job import Reinforcement
 
 PREFIX = "whsec_"
 KEY_BYTES = range(24, 65)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from actors.runtime.recorder import Exemplar, Spread
-from trainer.metrics.metric import SECONDS
+from agent_rft.actors.runtime.recorder import Exemplar, Spread
+from agent_rft.metrics.metric import SECONDS
 
 STATES = ("closed", "half_open", "open")
 """States of a breaker, from best to worst."""
@@ -84,7 +84,7 @@ COUNTED = (
 
 
 def endpoint_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """EndpointClient.stats under the names of `trainer.metrics`; a breaker is 0 (closed), 1 (half open) or 2 (open)."""
+    """EndpointClient.stats by the names of `agent_rft.metrics`; a breaker: 0 closed, 1 half open, 2 open."""
     metrics: dict[str, float] = {}
     for name, values in stats.items():
         prefix = f"endpoint/{name}"

@@ -11,11 +11,11 @@ from aiohttp.abc import AbstractResolver
 from multidict import CIMultiDict
 from yarl import URL
 
-from actors.endpoints.address_guard import ForbiddenAddress, Guard
-from actors.endpoints.answer import status_text
-from actors.endpoints.proxies import Proxy
-from actors.runtime.keep_alive import set_keep_alive
-from trainer.spec.endpoints import MAX_OUTPUT_BYTES
+from agent_rft.actors.endpoints.address_guard import ForbiddenAddress, Guard
+from agent_rft.actors.endpoints.answer import status_text
+from agent_rft.actors.endpoints.proxies import Proxy
+from agent_rft.actors.runtime.keep_alive import set_keep_alive
+from agent_rft.spec.endpoints import MAX_OUTPUT_BYTES
 
 MAX_BODY_BYTES = 6 * MAX_OUTPUT_BYTES + 65_536
 """How much of a body is read: JSON encodes a byte of output as up to six (\\u0000); the rest is for other keys."""

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from yarl import URL
 
 if TYPE_CHECKING:
-    from trainer.spec.endpoints import Headers  # imports pydantic, which commands that call a server do not need
+    from agent_rft.spec.endpoints import (
+        Headers,  # imports pydantic, which commands that call a server do not need
+    )
 
 OUR_HEADERS = frozenset({"content-length", "transfer-encoding", "idempotency-key"})
 MIN_SECRET_CHARS = 6

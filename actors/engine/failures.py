@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainer.errors import EngineFailed
+from agent_rft.errors import EngineFailed
 
 LOGS = (Path("/proc/self/fd/1"), Path("/proc/self/fd/2"))
 """Ray's log files of the worker: vLLM's own log has the errors of its processes, and Python writes those at a start."""

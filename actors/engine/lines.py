@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.adapters import Adapter
-from actors.weights.adapter import AdapterConfig
-from actors.weights.layout import Layout
-from actors.weights.shared_memory import SharedFile
-from trainer.errors import EngineFailed
+from agent_rft.actors.engine.adapters import Adapter
+from agent_rft.actors.weights.adapter import AdapterConfig
+from agent_rft.actors.weights.layout import Layout
+from agent_rft.actors.weights.shared_memory import SharedFile
+from agent_rft.errors import EngineFailed
 
 
 @dataclass(slots=True, eq=False)
@@ -41,8 +41,8 @@ class Line:
         Raises:
             EngineFailed: shared memory is full or missing.
         """
-        from actors.weights.checksum import checksum
-        from actors.weights.transport import bytes_of
+        from agent_rft.actors.weights.checksum import checksum
+        from agent_rft.actors.weights.transport import bytes_of
 
         try:
             file = SharedFile(shm, data)

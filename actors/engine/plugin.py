@@ -15,7 +15,7 @@ import threading
 import time
 
 TRANSPORT = "agent_rft_shm"
-WORKER_EXTENSION = "actors.engine.worker.worker_extension.WorkerExtension"
+WORKER_EXTENSION = "agent_rft.actors.engine.worker.worker_extension.WorkerExtension"
 PARENT_POLL_S = 1.0
 PR_SET_PDEATHSIG = 1
 """Linux's prctl option for the signal that a process gets when the thread that started it ends."""
@@ -27,7 +27,9 @@ def register() -> None:
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if TRANSPORT not in WeightTransferEngineFactory._registry:  # there is no public API for this
-        WeightTransferEngineFactory.register_engine(TRANSPORT, "actors.weights.transport", "ShmWeightTransferEngine")
+        WeightTransferEngineFactory.register_engine(
+            TRANSPORT, "agent_rft.actors.weights.transport", "ShmWeightTransferEngine"
+        )
     if multiprocessing.parent_process() is not None:
         # Only this signal ends a process that hangs; the thread below handles a parent that died before this line.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.adapters import Adapter, Adapters
-from actors.engine.failures import EngineDied, as_engine_failed
-from actors.engine.lines import Line
-from actors.engine.plugin import TRANSPORT, WORKER_EXTENSION
-from actors.engine.sizes import (
+from agent_rft.actors.engine.adapters import Adapter, Adapters
+from agent_rft.actors.engine.failures import EngineDied, as_engine_failed
+from agent_rft.actors.engine.lines import Line
+from agent_rft.actors.engine.plugin import TRANSPORT, WORKER_EXTENSION
+from agent_rft.actors.engine.sizes import (
     GPU_MEMORY_SHARE,
     MIN_BATCHED_TOKENS,
     TRAINED_ADAPTERS,
@@ -33,14 +33,14 @@ from actors.engine.sizes import (
     kv_bytes,
     slot_rank,
 )
-from actors.engine.slots import Slots
-from actors.engine.vllm_internals import create_client, shut_down
-from actors.runtime.fair_slots import FairSlots
-from actors.weights.adapter import AdapterConfig, AdapterFolder, write_adapter
-from actors.weights.layout import Layout, Loaded, num_bytes
-from actors.weights.shared_memory import SHM, remove_leftovers, shared_folder, unname_shared_memory
-from actors.weights.start_timeout import start_timeout_s
-from trainer.errors import EngineFailed
+from agent_rft.actors.engine.slots import Slots
+from agent_rft.actors.engine.vllm_internals import create_client, shut_down
+from agent_rft.actors.runtime.fair_slots import FairSlots
+from agent_rft.actors.weights.adapter import AdapterConfig, AdapterFolder, write_adapter
+from agent_rft.actors.weights.layout import Layout, Loaded, num_bytes
+from agent_rft.actors.weights.shared_memory import SHM, remove_leftovers, shared_folder, unname_shared_memory
+from agent_rft.actors.weights.start_timeout import start_timeout_s
+from agent_rft.errors import EngineFailed
 
 CPU_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Runs the model in the engine core's own process. vLLM's default on CPUs is a worker process, and polling it takes
@@ -248,8 +248,8 @@ class Engine:
     ) -> Completion:
         """Sample one completion of `prompt` (token ids); temperature 0 is greedy, for comparisons only.
 
-        A `structure` (see `actors.engine.grammar.structure`) limits thoughts itself. While the engine is full, requests
-        of a job start by `order`, the lowest first.
+        A `structure` (see `agent_rft.actors.engine.grammar.structure`) limits thoughts itself. While the engine is
+        full, requests of a job start by `order`, the lowest first.
 
         Raises:
             EngineFailed: the engine died or returned nothing.
@@ -399,7 +399,7 @@ class Engine:
 
     async def _adapt(self, line: Line, version: int, lora: AdapterConfig) -> Loaded:
         """Load the staged tensors as an adapter, which all later requests use."""
-        from actors.weights.transport import bytes_of, tensors_in
+        from agent_rft.actors.weights.transport import bytes_of, tensors_in
 
         tensors = {
             name: tensor
@@ -504,7 +504,7 @@ class Engine:
         return self._slots.busy_s
 
     def live(self, job: str = "") -> dict[str, float]:
-        """The current state of a job's line, under the names of `trainer.metrics`."""
+        """The current state of a job's line, under the names of `agent_rft.metrics`."""
         line, (inside, waiting) = self._line(job), self._admission.of(job)
         used = min(inside, self._slots.count)
         return {

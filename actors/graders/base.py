@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from actors.endpoints.answer import cut, one_line
-from trainer.errors import GraderFailed, RftError
-from trainer.types import Grade
+from agent_rft.actors.endpoints.answer import cut, one_line
+from agent_rft.errors import GraderFailed, RftError
+from agent_rft.types import Grade
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from trainer.types import ToolCall, ToolResult, Turn
+from agent_rft.types import ToolCall, ToolResult, Turn
 
 FINISH_REASONS = {"answer": "stop", "max_steps": "tool_calls", "max_tokens": "length", "context": "length"}
 """Our Finish -> the chat API's finish_reason. At `max_steps` the model wanted to call more tools."""

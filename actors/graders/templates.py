@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-from trainer.errors import GraderFailed
+from agent_rft.errors import GraderFailed
 
 SAMPLE_KEYS = ("choices", "output_text", "output_json", "output_tools")
 INVALID_VARIABLE = "invalid_variable_error"

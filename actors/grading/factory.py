@@ -7,28 +7,28 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import assert_never
 
-from actors.endpoints.model_client import CHAT, EMBEDDINGS, ModelClients, model_url, with_key
-from actors.endpoints.proxies import proxy_mistake
-from actors.endpoints.signing import Signer
-from actors.endpoints.url import endpoint_mistake
-from actors.graders.base import UNGATED, Grader
-from actors.graders.kinds.code_check import CodeCheck
-from actors.graders.kinds.endpoint import EndpointGrade
-from actors.graders.kinds.expression import expression_problems, name_problem
-from actors.graders.kinds.judge import OUR_PARAMETERS, Judge
-from actors.graders.kinds.judge_logprobs import logprobs_problems
-from actors.graders.kinds.length import LengthCheck
-from actors.graders.kinds.messages import message_problems, message_templates
-from actors.graders.kinds.multi import Multi
-from actors.graders.kinds.python import PythonGrade, python_source_problems
-from actors.graders.kinds.string_check import StringCheck
-from actors.graders.kinds.text_similarity import TextSimilarity
-from actors.graders.templates import MAX_PLACEHOLDERS, num_placeholders, template_problems
-from actors.grading.slots import InSlot, OncePerSlot, Slot
-from actors.grading.texts import TextPart, TextParts
-from actors.runtime.timing import REAL_TIMING, Timing
-from trainer.errors import InvalidJob, Problem
-from trainer.spec.graders import (
+from agent_rft.actors.endpoints.model_client import CHAT, EMBEDDINGS, ModelClients, model_url, with_key
+from agent_rft.actors.endpoints.proxies import proxy_mistake
+from agent_rft.actors.endpoints.signing import Signer
+from agent_rft.actors.endpoints.url import endpoint_mistake
+from agent_rft.actors.graders.base import UNGATED, Grader
+from agent_rft.actors.graders.kinds.code_check import CodeCheck
+from agent_rft.actors.graders.kinds.endpoint import EndpointGrade
+from agent_rft.actors.graders.kinds.expression import expression_problems, name_problem
+from agent_rft.actors.graders.kinds.judge import OUR_PARAMETERS, Judge
+from agent_rft.actors.graders.kinds.judge_logprobs import logprobs_problems
+from agent_rft.actors.graders.kinds.length import LengthCheck
+from agent_rft.actors.graders.kinds.messages import message_problems, message_templates
+from agent_rft.actors.graders.kinds.multi import Multi
+from agent_rft.actors.graders.kinds.python import PythonGrade, python_source_problems
+from agent_rft.actors.graders.kinds.string_check import StringCheck
+from agent_rft.actors.graders.kinds.text_similarity import TextSimilarity
+from agent_rft.actors.graders.templates import MAX_PLACEHOLDERS, num_placeholders, template_problems
+from agent_rft.actors.grading.slots import InSlot, OncePerSlot, Slot
+from agent_rft.actors.grading.texts import TextPart, TextParts
+from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
+from agent_rft.errors import InvalidJob, Problem
+from agent_rft.spec.graders import (
     MAX_SOURCE_BYTES,
     CodeCheckGrader,
     EndpointGrader,
@@ -42,9 +42,9 @@ from trainer.spec.graders import (
     StringCheckGrader,
     TextSimilarityGrader,
 )
-from trainer.spec.job import Reinforcement
-from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
-from trainer.spec.operator.model_names import named, nearest
+from agent_rft.spec.job import Reinforcement
+from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
+from agent_rft.spec.operator.model_names import named, nearest
 
 MAX_GRADERS, MAX_HEAVY = 64, 16
 """Parts of a multi grader, and those of them that start a process or ask a model or an endpoint for each grade. All

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from actors.graders.base import UNGATED, Grader, total_tokens
-from trainer.errors import RftError
-from trainer.spec.graders import GuardSpec
-from trainer.types import Grade
+from agent_rft.actors.graders.base import UNGATED, Grader, total_tokens
+from agent_rft.errors import RftError
+from agent_rft.spec.graders import GuardSpec
+from agent_rft.types import Grade
 
 
 class Guarded:

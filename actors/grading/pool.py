@@ -15,29 +15,29 @@ from typing import Any
 
 import ray
 
-from actors.endpoints.client import process_stats
-from actors.endpoints.model_client import ModelClients, OnNoSchemas, warn_once
-from actors.endpoints.signing import Signer, signer_of
-from actors.endpoints.stats import live_endpoint_metrics
-from actors.graders.base import Grader, finite_number
-from actors.grading.factory import grade_deadline_s, make_grader
-from actors.grading.guarded import Guarded
-from actors.grading.python_nodes import PythonNodes
-from actors.grading.slots import WAIT_S, Slot
-from actors.runtime.calls import QUICK_S, ask
-from actors.runtime.channel import Channel, Reachable
-from actors.runtime.exporter import MetricsAddress, start_telemetry
-from actors.runtime.in_flight import Doing
-from actors.runtime.nodes import ELSEWHERE
-from actors.runtime.process import lower_priority
-from actors.runtime.timing import REAL_TIMING, Timing
-from actors.runtime.tracing import sampled_trace, tracer_of
-from actors.runtime.watchdog import Watched, watched_helper
-from trainer.errors import GraderFailed, RftError
-from trainer.spec.graders import GraderSpec, GuardSpec
-from trainer.spec.job import Reinforcement
-from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
-from trainer.types import Grade
+from agent_rft.actors.endpoints.client import process_stats
+from agent_rft.actors.endpoints.model_client import ModelClients, OnNoSchemas, warn_once
+from agent_rft.actors.endpoints.signing import Signer, signer_of
+from agent_rft.actors.endpoints.stats import live_endpoint_metrics
+from agent_rft.actors.graders.base import Grader, finite_number
+from agent_rft.actors.grading.factory import grade_deadline_s, make_grader
+from agent_rft.actors.grading.guarded import Guarded
+from agent_rft.actors.grading.python_nodes import PythonNodes
+from agent_rft.actors.grading.slots import WAIT_S, Slot
+from agent_rft.actors.runtime.calls import QUICK_S, ask
+from agent_rft.actors.runtime.channel import Channel, Reachable
+from agent_rft.actors.runtime.exporter import MetricsAddress, start_telemetry
+from agent_rft.actors.runtime.in_flight import Doing
+from agent_rft.actors.runtime.nodes import ELSEWHERE
+from agent_rft.actors.runtime.process import lower_priority
+from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
+from agent_rft.actors.runtime.tracing import sampled_trace, tracer_of
+from agent_rft.actors.runtime.watchdog import Watched, watched_helper
+from agent_rft.errors import GraderFailed, RftError
+from agent_rft.spec.graders import GraderSpec, GuardSpec
+from agent_rft.spec.job import Reinforcement
+from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
+from agent_rft.types import Grade
 
 WHAT = "the grader pool"
 

@@ -13,17 +13,17 @@ from typing import Any, cast
 
 import ray
 
-from actors.graders.base import Grader
-from actors.graders.kinds.python import PythonGrade
-from actors.runtime.calls import RESTART_S
-from actors.runtime.channel import Channel, Reachable
-from actors.runtime.in_flight import Doing
-from actors.runtime.nodes import PYTHON_GRADER
-from actors.sandbox.start import TRY_AGAIN, SandboxFailed, choose_way, sandbox_report
-from trainer.errors import GraderFailed, UserError
-from trainer.spec.graders import PythonGrader
-from trainer.spec.operator.config import Operator
-from trainer.types import Grade
+from agent_rft.actors.graders.base import Grader
+from agent_rft.actors.graders.kinds.python import PythonGrade
+from agent_rft.actors.runtime.calls import RESTART_S
+from agent_rft.actors.runtime.channel import Channel, Reachable
+from agent_rft.actors.runtime.in_flight import Doing
+from agent_rft.actors.runtime.nodes import PYTHON_GRADER
+from agent_rft.actors.sandbox.start import TRY_AGAIN, SandboxFailed, choose_way, sandbox_report
+from agent_rft.errors import GraderFailed, UserError
+from agent_rft.spec.graders import PythonGrader
+from agent_rft.spec.operator.config import Operator
+from agent_rft.types import Grade
 
 WHAT = "the process of python graders"
 CLOSE_S = 30.0

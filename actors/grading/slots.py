@@ -11,9 +11,9 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from actors.graders.base import Grader
-from actors.runtime.fair_slots import FairSlots
-from trainer.types import Grade
+from agent_rft.actors.graders.base import Grader
+from agent_rft.actors.runtime.fair_slots import FairSlots
+from agent_rft.types import Grade
 
 WAIT_S = 120.0
 """How long a part of a trial may wait for a slot."""

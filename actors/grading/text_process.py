@@ -1,4 +1,4 @@
-"""The process of `actors.grading.texts`: reads parts and values, and writes each part's grade, or how it failed."""
+"""The process of `agent_rft.actors.grading.texts`: reads parts and values, writes each part's grade or failure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from actors.grading.factory import make_grader
-from actors.runtime.process import limit_process
-from trainer.errors import GraderFailed
-from trainer.spec.graders import SingleGrader
+from agent_rft.actors.grading.factory import make_grader
+from agent_rft.actors.runtime.process import limit_process
+from agent_rft.errors import GraderFailed
+from agent_rft.spec.graders import SingleGrader
 
 GRADER: TypeAdapter[SingleGrader] = TypeAdapter(SingleGrader)
 

@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from actors.graders.base import Grader
-from actors.graders.templates import num_placeholders
-from actors.grading.slots import Slot
-from trainer.errors import GraderFailed
-from trainer.spec.graders import SingleGrader
-from trainer.types import Grade
+from agent_rft.actors.graders.base import Grader
+from agent_rft.actors.graders.templates import num_placeholders
+from agent_rft.actors.grading.slots import Slot
+from agent_rft.errors import GraderFailed
+from agent_rft.spec.graders import SingleGrader
+from agent_rft.types import Grade
 
 INLINE_CHARS = 100_000
 """Most characters that the templates of all parts, with their values and for all samples of a request, may have to be
@@ -91,7 +91,7 @@ class TextPart:
 
 
 async def _in_a_process(request: bytes) -> dict[str, Any]:
-    command = [sys.executable, "-P", "-m", "actors.grading.text_process", str(CPU_S), str(MEMORY_BYTES)]
+    command = [sys.executable, "-P", "-m", "agent_rft.actors.grading.text_process", str(CPU_S), str(MEMORY_BYTES)]
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # and none of the server's secrets
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment)

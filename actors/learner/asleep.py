@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from actors.weights.host_buffer import HostBuffer, copy_bytes
+from agent_rft.actors.weights.host_buffer import HostBuffer, copy_bytes
 
 ROOM_TIMEOUT_S = 60.0
 """How long to wait on waking for the memory of a process that was killed; a driver frees it soon after."""

@@ -18,21 +18,21 @@ import torch
 from numpy.typing import NDArray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from actors.learner.rank import LearnerConfig, LearnerRank
-from actors.learner.step_limit import StepLimit
-from actors.runtime.calls import cannot_start, kind_of
-from actors.runtime.exporter import start_telemetry
-from actors.runtime.in_flight import Doing
-from actors.runtime.ports import free_port
-from actors.runtime.recorder import Recorder
-from actors.runtime.turns import Turns
-from actors.runtime.watchdog import Watched
-from actors.weights.checksum import checksum
-from actors.weights.layout import TensorInfo
-from actors.weights.start_timeout import start_timeout_s
-from trainer.errors import LearnerFailed, RftError
-from trainer.model.batch import AnySequence, MicroBatch, WeightedSequence, pack, split_updates
-from trainer.types import Converted, StepReport
+from agent_rft.actors.learner.rank import LearnerConfig, LearnerRank
+from agent_rft.actors.learner.step_limit import StepLimit
+from agent_rft.actors.runtime.calls import cannot_start, kind_of
+from agent_rft.actors.runtime.exporter import start_telemetry
+from agent_rft.actors.runtime.in_flight import Doing
+from agent_rft.actors.runtime.ports import free_port
+from agent_rft.actors.runtime.recorder import Recorder
+from agent_rft.actors.runtime.turns import Turns
+from agent_rft.actors.runtime.watchdog import Watched
+from agent_rft.actors.weights.checksum import checksum
+from agent_rft.actors.weights.layout import TensorInfo
+from agent_rft.actors.weights.start_timeout import start_timeout_s
+from agent_rft.errors import LearnerFailed, RftError
+from agent_rft.trainer.model.batch import AnySequence, MicroBatch, WeightedSequence, pack, split_updates
+from agent_rft.types import Converted, StepReport
 
 SCHEDULE_TIMEOUT_S = 900.0
 """Timeout for all ranks to be scheduled and to import."""
@@ -45,7 +45,7 @@ WRITE = "write"
 
 
 class LearnerGroup:
-    """Implements `trainer.protocols.Learner`. Made by `start`; `shutdown` must be called at the end.
+    """Implements `agent_rft.protocols.Learner`. Made by `start`; `shutdown` must be called at the end.
 
     Every method raises LearnerFailed if a rank fails or is late, and the group is shut down then: until `restart`, all
     others raise the same. An expected error that all ranks raise (UserError, Halted) is raised unchanged, and the ranks
@@ -299,7 +299,7 @@ class LearnerGroup:
 
 
 class _RankProcess:
-    """The Ray actor of one rank; expected errors are returned as values, see `actors.runtime.calls`."""
+    """The Ray actor of one rank; expected errors are returned as values, see `agent_rft.actors.runtime.calls`."""
 
     _rank: LearnerRank
 

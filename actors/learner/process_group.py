@@ -11,7 +11,7 @@ import torch
 from torch import distributed as dist
 from transformers.utils.logging import disable_progress_bar
 
-from actors.runtime.ports import free_port, loopback_socket
+from agent_rft.actors.runtime.ports import free_port, loopback_socket
 
 
 def join(on_gpu: bool, timeout_s: float, rank: int, world_size: int, address: str | None) -> Any:

@@ -19,32 +19,32 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch import distributed as dist
 
-from actors.learner.asleep import Asleep
-from actors.learner.process_group import join
-from actors.learner.sizes import ASLEEP_SLACK, BUCKET_ELEMENTS, ranks_stage
-from actors.learner.start_model import StartModel, sharded
-from actors.learner.state import Snapshot, SnapshotMemory, copy_state, load_state
-from actors.runtime.exporter import MetricsAddress
-from actors.weights.broadcast import SENDER, Broadcast
-from actors.weights.checkpoint_weights import CheckpointWeights, ParameterNames, save_tensors
-from actors.weights.host_buffer import HostBuffer, lock_pages_for_cuda
-from actors.weights.layout import TensorInfo, num_bytes
-from trainer.algorithm import objective
-from trainer.algorithm.objective import Sums
-from trainer.algorithm.schedule import learning_rate
-from trainer.chat.model_files import ModelFiles
-from trainer.errors import EngineFailed, Halted, UserError
-from trainer.loop.checkpoint import TRAINING_STATE
-from trainer.model.batch import MicroBatch, TokenMasks, WeightedSequence, pack
-from trainer.model.grammar import Grammars
-from trainer.model.lora import adapter_tensors, as_start
-from trainer.model.policy import DeviceBatch, Policy
-from trainer.model.probe import refuse_if_wrong, shares_prefixes
-from trainer.model.products import use_faster_products
-from trainer.spec.job import AlgorithmSpec, Schedule
-from trainer.spec.lora import LoraSpec
-from trainer.spec.offload import Offload
-from trainer.types import Converted, LearnerLayout, StepReport
+from agent_rft.actors.learner.asleep import Asleep
+from agent_rft.actors.learner.process_group import join
+from agent_rft.actors.learner.sizes import ASLEEP_SLACK, BUCKET_ELEMENTS, ranks_stage
+from agent_rft.actors.learner.start_model import StartModel, sharded
+from agent_rft.actors.learner.state import Snapshot, SnapshotMemory, copy_state, load_state
+from agent_rft.actors.runtime.exporter import MetricsAddress
+from agent_rft.actors.weights.broadcast import SENDER, Broadcast
+from agent_rft.actors.weights.checkpoint_weights import CheckpointWeights, ParameterNames, save_tensors
+from agent_rft.actors.weights.host_buffer import HostBuffer, lock_pages_for_cuda
+from agent_rft.actors.weights.layout import TensorInfo, num_bytes
+from agent_rft.chat.model_files import ModelFiles
+from agent_rft.errors import EngineFailed, Halted, UserError
+from agent_rft.spec.job import AlgorithmSpec, Schedule
+from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.offload import Offload
+from agent_rft.trainer.algorithm import objective
+from agent_rft.trainer.algorithm.objective import Sums
+from agent_rft.trainer.algorithm.schedule import learning_rate
+from agent_rft.trainer.loop.checkpoint import TRAINING_STATE
+from agent_rft.trainer.model.batch import MicroBatch, TokenMasks, WeightedSequence, pack
+from agent_rft.trainer.model.grammar import Grammars
+from agent_rft.trainer.model.lora import adapter_tensors, as_start
+from agent_rft.trainer.model.policy import DeviceBatch, Policy
+from agent_rft.trainer.model.probe import refuse_if_wrong, shares_prefixes
+from agent_rft.trainer.model.products import use_faster_products
+from agent_rft.types import Converted, LearnerLayout, StepReport
 
 GRADIENT_NORM = 1.0
 BETAS = (0.9, 0.95)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from actors.weights.adapter import AdapterConfig, AdapterFolder, write_adapter
-from actors.weights.checkpoint_weights import copy_companions, other_tensors, write_model
-from trainer.model.lora import add_adapter, targets_of
-from trainer.model.policy import Policy, load_policy
-from trainer.spec.lora import LoraSpec
+from agent_rft.actors.weights.adapter import AdapterConfig, AdapterFolder, write_adapter
+from agent_rft.actors.weights.checkpoint_weights import copy_companions, other_tensors, write_model
+from agent_rft.spec.lora import LoraSpec
+from agent_rft.trainer.model.lora import add_adapter, targets_of
+from agent_rft.trainer.model.policy import Policy, load_policy
 
 ONE_BY_ONE = "HF_DEACTIVATE_ASYNC_LOAD"
 """Transformers' variable: without it, its threads hold tensors of another dtype or layout before they are wanted."""

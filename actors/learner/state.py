@@ -20,8 +20,8 @@ from safetensors import safe_open
 from torch import Tensor
 from torch import distributed as dist
 
-from actors.weights.host_buffer import HostBuffer, LockPages
-from trainer.errors import UserError
+from agent_rft.actors.weights.host_buffer import HostBuffer, LockPages
+from agent_rft.errors import UserError
 
 WEIGHT, MOMENTS, STEP = "weight", ("exp_avg", "exp_avg_sq"), "step"
 

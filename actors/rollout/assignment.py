@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from actors.rollout.episode import RolloutRequest
+from agent_rft.actors.rollout.episode import RolloutRequest
 
 MAX_EXTRA_ROLLOUTS = 2
 """Rollouts by which an engine may exceed the least loaded engine and still be preferred for its group."""

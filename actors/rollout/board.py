@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from trainer.types import GroupRequest, Purpose, Rollout, Task
+from agent_rft.types import GroupRequest, Purpose, Rollout, Task
 
 Key = tuple[Purpose, int]
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.runtime.calls import ask
-from trainer.errors import EngineFailed
-from trainer.types import Rollout
+from agent_rft.actors.runtime.calls import ask
+from agent_rft.errors import EngineFailed
+from agent_rft.types import Rollout
 
 CANARY_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
 """The mean absolute log-probability difference, in nats, above which an engine is fenced. Equal weights give about 1e-6

@@ -18,21 +18,21 @@ from typing import Any, Protocol
 
 from opentelemetry.trace import Span
 
-from actors.engine.chat.parsing import ParsedTurn, TurnParser
-from actors.engine.grammar.structure import structure_of
-from actors.engine.vllm_engine import Completion
-from actors.graders.sample import sample_of
-from actors.rollout.time_budget import TimeBudget
-from actors.rollout.trajectory import Trajectory, read_turn
-from actors.runtime.in_flight import InFlight
-from actors.runtime.tracing import NO_TRACES, Tracer, failed
-from trainer.algorithm.reward import reward_of
-from trainer.chat.renderer import Renderer
-from trainer.chat.template import RenderFailed
-from trainer.errors import Discard, TemplateFailed
-from trainer.spec.job import RewardSpec, RolloutLimits
-from trainer.spec.schemas.json_schema import Checker
-from trainer.types import Discarded, Finish, Grade, Rollout, Task, ToolCall, ToolResult, Turn
+from agent_rft.actors.engine.chat.parsing import ParsedTurn, TurnParser
+from agent_rft.actors.engine.grammar.structure import structure_of
+from agent_rft.actors.engine.vllm_engine import Completion
+from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.rollout.time_budget import TimeBudget
+from agent_rft.actors.rollout.trajectory import Trajectory, read_turn
+from agent_rft.actors.runtime.in_flight import InFlight
+from agent_rft.actors.runtime.tracing import NO_TRACES, Tracer, failed
+from agent_rft.chat.renderer import Renderer
+from agent_rft.chat.template import RenderFailed
+from agent_rft.errors import Discard, TemplateFailed
+from agent_rft.spec.job import RewardSpec, RolloutLimits
+from agent_rft.spec.schemas.json_schema import Checker
+from agent_rft.trainer.algorithm.reward import reward_of
+from agent_rft.types import Discarded, Finish, Grade, Rollout, Task, ToolCall, ToolResult, Turn
 
 MAX_CHECKERS = 256
 """Compiled schemas that are kept: each row may have tools of its own."""

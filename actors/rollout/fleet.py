@@ -18,28 +18,28 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from actors.endpoints.stats import endpoint_metrics
-from actors.rollout.assignment import Assign, EngineLoad, group_of
-from actors.rollout.board import Board
-from actors.rollout.busy import BusyShare
-from actors.rollout.canary import Canary, Logprobs
-from actors.rollout.episode import RolloutRequest
-from actors.rollout.groups import Groups
-from actors.rollout.holdback import Holdback
-from actors.rollout.replacement_budget import ReplacementBudget
-from actors.rollout.worker import run_on_worker
-from actors.runtime.calls import LOST, QUICK_S, UNREACHABLE, ask
-from actors.runtime.channel import Channel
-from actors.runtime.turns import Turns
-from actors.runtime.watchdog import Watched, pulse_of
-from actors.weights.shared_memory import remove_leftovers
-from actors.weights.start_timeout import START_TIMEOUT_S
-from actors.weights.sync import WeightsLost, WeightSync
-from trainer.errors import Discard, EngineFailed, Halted
-from trainer.events import EngineJoined, EngineReplaced, EngineRestarted, EngineWaiting, WeightsNotCompared
-from trainer.protocols import Emit
-from trainer.spec.job import RolloutLimits
-from trainer.types import Discarded, Group, GroupRequest, Rollout, SyncReport
+from agent_rft.actors.endpoints.stats import endpoint_metrics
+from agent_rft.actors.rollout.assignment import Assign, EngineLoad, group_of
+from agent_rft.actors.rollout.board import Board
+from agent_rft.actors.rollout.busy import BusyShare
+from agent_rft.actors.rollout.canary import Canary, Logprobs
+from agent_rft.actors.rollout.episode import RolloutRequest
+from agent_rft.actors.rollout.groups import Groups
+from agent_rft.actors.rollout.holdback import Holdback
+from agent_rft.actors.rollout.replacement_budget import ReplacementBudget
+from agent_rft.actors.rollout.worker import run_on_worker
+from agent_rft.actors.runtime.calls import LOST, QUICK_S, UNREACHABLE, ask
+from agent_rft.actors.runtime.channel import Channel
+from agent_rft.actors.runtime.turns import Turns
+from agent_rft.actors.runtime.watchdog import Watched, pulse_of
+from agent_rft.actors.weights.shared_memory import remove_leftovers
+from agent_rft.actors.weights.start_timeout import START_TIMEOUT_S
+from agent_rft.actors.weights.sync import WeightsLost, WeightSync
+from agent_rft.errors import Discard, EngineFailed, Halted
+from agent_rft.events import EngineJoined, EngineReplaced, EngineRestarted, EngineWaiting, WeightsNotCompared
+from agent_rft.protocols import Emit
+from agent_rft.spec.job import RolloutLimits
+from agent_rft.types import Discarded, Group, GroupRequest, Rollout, SyncReport
 
 PLACEMENT_TIMEOUT_S = 900.0
 """Timeout for the cluster to have room for an engine while no other engine works."""
@@ -90,7 +90,7 @@ class EngineState:
 
 
 class Fleet:
-    """Implements `trainer.protocols.Rollouts` over rollout workers.
+    """Implements `agent_rft.protocols.Rollouts` over rollout workers.
 
     `spawn(i)` makes the actor of seat i, not started. `assign` chooses the engine of each rollout. `emit` reports
     engines that are replaced and rollouts that are held back, `on_lost` is called for each engine that is lost with all

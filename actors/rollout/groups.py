@@ -13,14 +13,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-from actors.rollout.board import Board
-from actors.rollout.episode import RolloutRequest
-from actors.rollout.holdback import Holdback
-from trainer.errors import EngineFailed
-from trainer.events import RolloutDiscarded
-from trainer.protocols import Emit
-from trainer.spec.job import RolloutLimits
-from trainer.types import Discarded, Group, GroupRequest, Rollout
+from agent_rft.actors.rollout.board import Board
+from agent_rft.actors.rollout.episode import RolloutRequest
+from agent_rft.actors.rollout.holdback import Holdback
+from agent_rft.errors import EngineFailed
+from agent_rft.events import RolloutDiscarded
+from agent_rft.protocols import Emit
+from agent_rft.spec.job import RolloutLimits
+from agent_rft.types import Discarded, Group, GroupRequest, Rollout
 
 STRAGGLER = "straggler"
 STRAGGLER_QUORUM = 0.75
@@ -51,7 +51,7 @@ class Account:
         return self.started == self.graded + self.discarded.total() + self.cancelled + self.in_flight
 
     def metrics(self) -> dict[str, float]:
-        """The counts under the names of `trainer.metrics`."""
+        """The counts under the names of `agent_rft.metrics`."""
         return {
             "account/started": float(self.started),
             "account/graded": float(self.graded),

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 
-from actors.runtime.timing import REAL_TIMING, Timing
-from trainer.errors import EngineFailed
-from trainer.events import EndpointDown, EndpointUp
-from trainer.protocols import Emit
-from trainer.types import Discarded, Rollout
+from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
+from agent_rft.errors import EngineFailed
+from agent_rft.events import EndpointDown, EndpointUp
+from agent_rft.protocols import Emit
+from agent_rft.types import Discarded, Rollout
 
 WINDOW = 64
 MIN_OUTCOMES = 16

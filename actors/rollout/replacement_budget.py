@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from trainer.errors import Halted
-from trainer.events import EngineUnstable
-from trainer.protocols import Emit
+from agent_rft.errors import Halted
+from agent_rft.events import EngineUnstable
+from agent_rft.protocols import Emit
 
 REPLACEMENTS_PER_ENGINE = 3
 UNSTABLE_AFTER = 3

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from trainer.errors import RolloutTimeout, RolloutWaited
-from trainer.spec.job import WAIT_FACTOR, RolloutLimits
+from agent_rft.errors import RolloutTimeout, RolloutWaited
+from agent_rft.spec.job import WAIT_FACTOR, RolloutLimits
 
 
 class TimeBudget:

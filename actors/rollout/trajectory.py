@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.chat.parsing import ParsedTurn, TurnParser
-from actors.engine.vllm_engine import Completion
-from trainer.chat.renderer import Renderer
-from trainer.types import Message, Segment, ToolSchema, Turn
+from agent_rft.actors.engine.chat.parsing import ParsedTurn, TurnParser
+from agent_rft.actors.engine.vllm_engine import Completion
+from agent_rft.chat.renderer import Renderer
+from agent_rft.types import Message, Segment, ToolSchema, Turn
 
 
 def read_turn(

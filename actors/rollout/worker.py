@@ -12,27 +12,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.chat.parsing import parser_of
-from actors.engine.chat.tokenizer import engine_tokenizer
-from actors.engine.shared.actor import SharedConfig
-from actors.engine.shared.client import EngineClient
-from actors.engine.vllm_engine import Engine, EngineConfig
-from actors.grading.pool import GraderPoolClient
-from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
-from actors.runtime.calls import outcome_of
-from actors.runtime.channel import Channel, Reachable
-from actors.runtime.exporter import MetricsAddress, start_telemetry
-from actors.runtime.in_flight import Doing
-from actors.runtime.process import importing, lower_priority
-from actors.runtime.tracing import tracer_of
-from actors.tools.actor import DispatcherClient, OwnedSessions
-from actors.weights.layout import Layout, Loaded
-from trainer.chat.dialect import Dialect
-from trainer.chat.renderer import Renderer
-from trainer.data.rollout_json import outcome_as_json, outcome_from_json, task_as_json, task_from_json
-from trainer.errors import RftError
-from trainer.spec.operator.config import TraceSettings
-from trainer.types import Discarded, Rollout
+from agent_rft.actors.engine.chat.parsing import parser_of
+from agent_rft.actors.engine.chat.tokenizer import engine_tokenizer
+from agent_rft.actors.engine.shared.actor import SharedConfig
+from agent_rft.actors.engine.shared.client import EngineClient
+from agent_rft.actors.engine.vllm_engine import Engine, EngineConfig
+from agent_rft.actors.grading.pool import GraderPoolClient
+from agent_rft.actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
+from agent_rft.actors.runtime.calls import outcome_of
+from agent_rft.actors.runtime.channel import Channel, Reachable
+from agent_rft.actors.runtime.exporter import MetricsAddress, start_telemetry
+from agent_rft.actors.runtime.in_flight import Doing
+from agent_rft.actors.runtime.process import importing, lower_priority
+from agent_rft.actors.runtime.tracing import tracer_of
+from agent_rft.actors.tools.actor import DispatcherClient, OwnedSessions
+from agent_rft.actors.weights.layout import Layout, Loaded
+from agent_rft.chat.dialect import Dialect
+from agent_rft.chat.renderer import Renderer
+from agent_rft.errors import RftError
+from agent_rft.rows.rollout_json import outcome_as_json, outcome_from_json, task_as_json, task_from_json
+from agent_rft.spec.operator.config import TraceSettings
+from agent_rft.types import Discarded, Rollout
 
 
 @dataclass(frozen=True, slots=True)

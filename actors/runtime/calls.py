@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from actors.runtime.tracing import FLUSH_S
-from trainer.errors import CannotStart, Discard, RftError
+from agent_rft.actors.runtime.tracing import FLUSH_S
+from agent_rft.errors import CannotStart, Discard, RftError
 
 T = TypeVar("T")
 

@@ -28,10 +28,10 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from actors.runtime.calls import DEADLINE_S, LOST, RESTART_S, ask, ask_helper, kind_of, outcome_of, result_of
-from actors.runtime.keep_alive import set_keep_alive
-from trainer import errors
-from trainer.errors import Discard, RftError
+from agent_rft import errors
+from agent_rft.actors.runtime.calls import DEADLINE_S, LOST, RESTART_S, ask, ask_helper, kind_of, outcome_of, result_of
+from agent_rft.actors.runtime.keep_alive import set_keep_alive
+from agent_rft.errors import Discard, RftError
 
 LOG = logging.getLogger(__name__)
 CONNECT_S = 5.0

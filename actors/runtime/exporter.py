@@ -26,9 +26,9 @@ from prometheus_client import REGISTRY, CollectorRegistry, disable_created_metri
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from actors.runtime.recorder import Recorder
-from actors.runtime.temporary import make_own_folder
-from trainer.errors import UserError
+from agent_rft.actors.runtime.recorder import Recorder
+from agent_rft.actors.runtime.temporary import make_own_folder
+from agent_rft.errors import UserError
 
 DEFAULT_PORT = 9464
 PORT, HOST = "AGENT_RFT_METRICS_PORT", "AGENT_RFT_METRICS_HOST"

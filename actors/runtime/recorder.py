@@ -1,4 +1,4 @@
-"""What one process records for Prometheus, under the names of `trainer.metrics` only.
+"""What one process records for Prometheus, under the names of `agent_rft.metrics` only.
 
 A name carries its labels (`grade_errors/deadline`), as in metrics.jsonl. Numbers that other code already counts come
 from a source, a function that is called at each scrape and costs nothing in between.
@@ -18,8 +18,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar as OpenMetricsExemplar
 
-from trainer.metrics import METRICS, metric_of, prometheus_name
-from trainer.metrics.metric import Kind
+from agent_rft.metrics import METRICS, metric_of, prometheus_name
+from agent_rft.metrics.metric import Kind
 
 Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
 _RECORDED: dict[Kind, type[Counter | Gauge | Histogram]] = {
@@ -75,7 +75,7 @@ class Recorder(Collector):
         The id of the trace that the value came from becomes the exemplar of its bucket.
 
         Raises:
-            KeyError: the name is not in `trainer.metrics`.
+            KeyError: the name is not in `agent_rft.metrics`.
         """
         entry, labels = _listed(name)
         if METRICS[entry].kind == "file" or not math.isfinite(value):
@@ -94,7 +94,7 @@ class Recorder(Collector):
         """Export counters and histograms as 0 from now on: Prometheus needs a first sample for a rate.
 
         Raises:
-            KeyError: a name is not in `trainer.metrics`.
+            KeyError: a name is not in `agent_rft.metrics`.
         """
         for name in names:
             entry, labels = _listed(name)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trainer.errors import RftError
+from agent_rft.errors import RftError
 
 MAX_BYTES = 30
 """A socket's path has at most 107 bytes. The longest below our folder is that of Ray's object store, where

@@ -24,8 +24,8 @@ from opentelemetry.trace import INVALID_SPAN, Link, NonRecordingSpan, Span, Span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from actors.runtime.exporter import MetricsAddress
-from trainer.spec.operator.config import TraceSettings
+from agent_rft.actors.runtime.exporter import MetricsAddress
+from agent_rft.spec.operator.config import TraceSettings
 
 QUEUE_SPANS, BATCH_SPANS = 4_096, 512
 PERIOD_MS = 1_000

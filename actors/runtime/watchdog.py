@@ -17,12 +17,12 @@ from typing import Any
 
 import ray
 
-from actors.runtime.calls import UNREACHABLE, ask
-from actors.runtime.in_flight import Doing, Stage
-from actors.runtime.timing import REAL_TIMING, Timing
-from trainer.errors import Discard, RftError
-from trainer.events import ActorAnswered, ActorSilent, RolloutsStalled, WorkStalled
-from trainer.protocols import Emit
+from agent_rft.actors.runtime.calls import UNREACHABLE, ask
+from agent_rft.actors.runtime.in_flight import Doing, Stage
+from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
+from agent_rft.errors import Discard, RftError
+from agent_rft.events import ActorAnswered, ActorSilent, RolloutsStalled, WorkStalled
+from agent_rft.protocols import Emit
 
 LOOK_EVERY_S = 5.0
 SILENT_S = 30.0

@@ -11,8 +11,9 @@ import resource
 import subprocess
 import time
 
-from actors.sandbox import frames, runner
-from actors.sandbox.start import (
+from agent_rft import untrusted
+from agent_rft.actors.sandbox import runner
+from agent_rft.actors.sandbox.start import (
     RUN_LIMITS,
     TRY_AGAIN,
     SandboxReport,
@@ -24,15 +25,15 @@ from actors.sandbox.start import (
 
 
 def run_alone(request: bytes) -> bytes:
-    """The answer to a request of `agent_rft_grader`: the outcome of its run, or why there is none; blocks."""
+    """The answer to a request of `agent_rft.untrusted`: the outcome of its run, or why there is none; blocks."""
     try:
         limits = runner.checked(request, RUN_LIMITS.memory_bytes)
     except ValueError as error:
-        return frames.pack({"refused": str(error)})
+        return untrusted.pack({"refused": str(error)})
     try:
         return run_in(config_of(sandbox_report()), request, limits)
     except runner.NotStarted as error:
-        return frames.pack({"no_sandbox": str(error)})
+        return untrusted.pack({"no_sandbox": str(error)})
 
 
 def config_of(report: SandboxReport) -> runner.RunnerConfig:
@@ -56,12 +57,12 @@ def run_in(config: runner.RunnerConfig, request: bytes, limits: dict[str, float]
     began: float | None = None
     message: bytes | None = None
     try:
-        frames.send(channel, json.dumps(worker).encode())
-        runner.check_holds(config, frames.receive(channel, time.monotonic() + runner.START_S))
+        untrusted.send(channel, json.dumps(worker).encode())
+        runner.check_holds(config, untrusted.receive(channel, time.monotonic() + runner.START_S))
         began = time.monotonic()
-        frames.send(channel, request)
+        untrusted.send(channel, request)
         deadline = began + limits["wall_s"] + runner.GRACE_S
-        message = frames.receive_bytes(channel, deadline, runner.MAX_OUTCOME_BYTES)
+        message = untrusted.receive_bytes(channel, deadline, runner.MAX_OUTCOME_BYTES)
     except (OSError, EOFError, ValueError):
         pass  # it was killed, or did not start
     finally:

@@ -1,7 +1,7 @@
 """What the first process of each sandbox does: it gives up its rights, talks to its owner, and ends all others.
 
-It is bound into sandboxes with its callers (`actors.sandbox.worker`, `actors.sandbox.untrusted`), so it imports the
-standard library and `frames` only.
+It is bound into sandboxes with its callers (`agent_rft.actors.sandbox.worker`, `agent_rft.actors.sandbox.run_process`),
+so it imports the standard library and `frames` only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from actors.sandbox import frames
+from agent_rft import untrusted
 
 CPU_S = 600
 """Far more than a first process itself needs; bounds what a module leaves running, such as a thread."""
@@ -151,7 +151,7 @@ def receive(channel: socket.socket) -> bytes | None:
 
 
 def send(channel: socket.socket, message: dict[str, Any]) -> None:
-    frames.send(channel, json.dumps(message).encode())
+    untrusted.send(channel, json.dumps(message).encode())
 
 
 def reap(pid: int) -> int:

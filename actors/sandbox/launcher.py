@@ -2,9 +2,10 @@
 
 No process of the sandbox outlives this one. It kills them all when the worker ends, when the other side of the socket
 on standard input is closed (the owner closed it or is gone), or when together they exceed the memory limit. Before it
-creates them it forks the runner (`actors.sandbox.runner`), which holds the sandboxes of code under test. It runs none
-of the grader's code and imports only files of this room, which import the standard library only: it is run by path,
-with an empty environment, as `python -I -S launcher.py CONFIG`, where CONFIG comes from `actors.sandbox.start`.
+creates them it forks the runner (`agent_rft.actors.sandbox.runner`), which holds the sandboxes of code under test. It
+runs none of the grader's code and imports only files of this room, which import the standard library only: it is run by
+path, with an empty environment, as `python -I -S launcher.py CONFIG`, where CONFIG comes from
+`agent_rft.actors.sandbox.start`.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[2]))
+sys.path.append(os.path.abspath(f"{__file__}/../../../.."))
 
-from actors.sandbox import cgroup, runner, scratch
-from actors.sandbox.runner import MEMORY_EXIT
-from actors.sandbox.usage import Usage, socket_bytes, tree
+from agent_rft.actors.sandbox import cgroup, runner, scratch
+from agent_rft.actors.sandbox.runner import MEMORY_EXIT
+from agent_rft.actors.sandbox.usage import Usage, socket_bytes, tree
 
 OWN_PROCESSES = 2
 """The worker and bubblewrap's first process, which count in a cgroup."""

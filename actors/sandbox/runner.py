@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from actors.sandbox import frames
+from agent_rft import untrusted
 
 MEMORY_EXIT = 77
 """The exit status of a process that held a sandbox: the memory limit was exceeded."""
@@ -33,7 +33,7 @@ MAIN = "main.py"
 DEFAULTS: dict[str, float] = {"wall_s": 10.0, "cpu_s": 10.0, "memory_bytes": 512 << 20, "output_bytes": 64 << 10}
 LEAST: dict[str, float] = {"wall_s": 0.1, "cpu_s": 0.1, "memory_bytes": 64 << 20, "output_bytes": 0}
 MOST: dict[str, float] = {"wall_s": 120.0, "cpu_s": 240.0, "memory_bytes": 2 << 30, "output_bytes": 1 << 20}
-MAX_OUTCOME_BYTES = 2 * int(MOST["output_bytes"]) + frames.MAX_FRAME_BYTES
+MAX_OUTCOME_BYTES = 2 * int(MOST["output_bytes"]) + untrusted.MAX_FRAME_BYTES
 RunnerConfig = dict[str, Any]
 Hold = Callable[[RunnerConfig], bool]
 
@@ -77,7 +77,7 @@ class Runner:
 
     def serve(self) -> None:
         """Serve until the worker has ended."""
-        while turn := self._turns.recv(frames.TURN_BYTES):
+        while turn := self._turns.recv(untrusted.TURN_BYTES):
             with suppress(TurnEnded):
                 for _ in range(MAX_RUNS):
                     self._serve(turn, self._run)
@@ -86,7 +86,7 @@ class Runner:
 
     def _serve(self, turn: bytes, run: Callable[[bytes], bytes]) -> None:
         head, request = self._receive(turn)
-        for packet in frames.chunks(head, run(request)):
+        for packet in untrusted.chunks(head, run(request)):
             self._wait(self._requests, select.POLLOUT, math.inf)
             self._requests.send(packet)
 
@@ -95,14 +95,14 @@ class Runner:
         head, request = b"", bytearray()
         while True:
             self._wait(self._requests, select.POLLIN, math.inf)
-            packet = self._requests.recv(frames.HEAD_BYTES + 1 + frames.CHUNK_BYTES)
-            if not packet.startswith(turn) or len(packet) <= frames.HEAD_BYTES:
+            packet = self._requests.recv(untrusted.HEAD_BYTES + 1 + untrusted.CHUNK_BYTES)
+            if not packet.startswith(turn) or len(packet) <= untrusted.HEAD_BYTES:
                 continue
-            if packet[: frames.HEAD_BYTES] != head:
-                head, request = packet[: frames.HEAD_BYTES], bytearray()
+            if packet[: untrusted.HEAD_BYTES] != head:
+                head, request = packet[: untrusted.HEAD_BYTES], bytearray()
             if len(request) <= MAX_REQUEST_BYTES:  # a longer one is refused later
-                request += packet[frames.HEAD_BYTES + 1 :]
-            if packet[frames.HEAD_BYTES]:
+                request += packet[untrusted.HEAD_BYTES + 1 :]
+            if packet[untrusted.HEAD_BYTES]:
                 return head, bytes(request)
 
     def _run(self, request: bytes) -> bytes:
@@ -110,7 +110,7 @@ class Runner:
         try:
             limits = checked(request, self._config["launch"]["memory_bytes"])
         except ValueError as error:
-            return frames.pack({"refused": str(error)})
+            return untrusted.pack({"refused": str(error)})
         launch, worker = of_one_run(self._config, limits)
         ours, theirs = socket.socketpair()
         pid = os.fork()
@@ -123,7 +123,7 @@ class Runner:
             began = time.monotonic()
             message = self._outcome(ours, request, limits["wall_s"])
         except NotStarted as error:
-            return frames.pack({"no_sandbox": str(error)})
+            return untrusted.pack({"no_sandbox": str(error)})
         finally:
             ours.close()  # which kills it
             _, status, usage = os.wait4(pid, 0)
@@ -133,8 +133,8 @@ class Runner:
         """Let the sandbox give up its rights, and check that it did."""
         deadline = time.monotonic() + START_S
         try:
-            frames.send(channel, json.dumps(worker).encode())
-            said = frames.decode(self._frame(channel, deadline))
+            untrusted.send(channel, json.dumps(worker).encode())
+            said = untrusted.decode(self._frame(channel, deadline))
         except (OSError, EOFError, ValueError):
             raise NotStarted("the sandbox ended before the code was run") from None
         check_holds(self._config, said)
@@ -142,7 +142,7 @@ class Runner:
     def _outcome(self, channel: socket.socket, request: bytes, wall_s: float) -> bytes | None:
         """What the sandbox says about its run; None if it was killed."""
         with suppress(OSError, EOFError, ValueError):
-            frames.send(channel, request)
+            untrusted.send(channel, request)
             return self._frame(channel, time.monotonic() + wall_s + GRACE_S)
         return None
 
@@ -189,7 +189,7 @@ def hold_in_this_process(hold: Hold, launch: RunnerConfig, channel: socket.socke
         try:
             status = MEMORY_EXIT if hold(launch) else 0
         except OSError as error:
-            frames.send(socket.socket(fileno=0), json.dumps({"error": str(error)}).encode())
+            untrusted.send(socket.socket(fileno=0), json.dumps({"error": str(error)}).encode())
     finally:
         os._exit(status)
 
@@ -225,7 +225,7 @@ def unused_id(first: int, last: int) -> int:
 
 
 def refuse(request: bytes) -> bytes:
-    return frames.pack({"refused": f"a grade may run code {MAX_RUNS} times"})
+    return untrusted.pack({"refused": f"a grade may run code {MAX_RUNS} times"})
 
 
 def checked(request: bytes, most_memory: int) -> dict[str, float]:
@@ -236,7 +236,7 @@ def checked(request: bytes, most_memory: int) -> dict[str, float]:
     """
     if len(request) > MAX_REQUEST_BYTES:
         raise ValueError(f"code, stdin and files have more than {MAX_REQUEST_BYTES:,} bytes")
-    header, parts = frames.unpack(request)
+    header, parts = untrusted.unpack(request)
     names, limits = header.get("files"), header.get("limits")
     if not isinstance(names, list) or len(parts) != 2 + len(names) or not isinstance(limits, dict):
         raise ValueError("not a request")
@@ -275,8 +275,8 @@ def answer(message: bytes | None, over_memory: bool, limits: dict[str, float], u
     output: list[bytes] = []
     if message is not None:
         with suppress(ValueError):
-            said, output = frames.unpack(message)
+            said, output = untrusted.unpack(message)
             if "refused" in said:
-                return frames.pack({"refused": said["refused"]})
+                return untrusted.pack({"refused": said["refused"]})
             outcome = {name: said[name] for name in outcome if name in said}
-    return frames.pack({**outcome, "killed": outcome["exit"] < 0, "over_memory": over_memory}, output or [b"", b""])
+    return untrusted.pack({**outcome, "killed": outcome["exit"] < 0, "over_memory": over_memory}, output or [b"", b""])

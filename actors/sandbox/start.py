@@ -24,9 +24,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from actors.sandbox import frames, seccomp
-from actors.sandbox.runner import MEMORY_EXIT, unused_id
-from trainer.errors import RftError, UserError
+import agent_rft
+from agent_rft import untrusted
+from agent_rft.actors.sandbox import seccomp
+from agent_rft.actors.sandbox.runner import MEMORY_EXIT, unused_id
+from agent_rft.errors import RftError, UserError
 
 Way = Literal["bubblewrap", "namespaces", "none"]
 PROTECTIONS = (
@@ -50,9 +52,12 @@ CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN = 6, 7, 21
 MANY_IDS, FEW_IDS = (2_000_000_000, 2_100_000_000), (30_000, 60_000)
 """Ranges of unused user ids: very high ones, or, in a container with only 65,536 ids, those below `nobody`."""
 MAX_STDERR_CHARS = 500
-HERE = Path(__file__).resolve().parent
-BESIDE = ("frames.py", "inside.py")
-"""Our files that each first process of a sandbox imports."""
+PACKAGE = Path(agent_rft.__path__[0])
+HERE = PACKAGE / "actors" / "sandbox"
+BESIDE = ("inside.py",)
+"""Files of this folder that each first process of a sandbox imports."""
+SHARED = ("__init__.py", "untrusted.py")
+"""Files of the package that a sandbox has as well."""
 REMEDY = (
     "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1; in a container, a "
     "seccomp profile that allows unshare and mount), or, where AppArmor allows them to known programs only (Ubuntu "
@@ -186,13 +191,13 @@ def start(source: str, way: Way, limits: SandboxLimits, *, timeout_s: float, cpu
     try:
         deadline = time.monotonic() + timeout_s
         ours.settimeout(timeout_s)
-        frames.send(ours, json.dumps({**_worker_config(way, limits), "cpu_s": cpu_s}).encode())
-        holds = frames.receive(ours, deadline)["holds"]
+        untrusted.send(ours, json.dumps({**_worker_config(way, limits), "cpu_s": cpu_s}).encode())
+        holds = untrusted.receive(ours, deadline)["holds"]
         failed = [name for name in PROTECTIONS if way != "none" and not holds.get(name)]
         if failed:
             raise SandboxFailed(f"the sandbox lacks protections: {', '.join(failed)}")
-        frames.send(ours, source.encode())
-        frames.receive(ours, deadline)
+        untrusted.send(ours, source.encode())
+        untrusted.receive(ours, deadline)
     except BaseException as error:  # on any error, so that no sandbox is left behind
         ours.close()
         output = last_output(process)
@@ -296,12 +301,12 @@ def _environment(way: Way) -> dict[str, str]:
 
 
 def _launch_config(way: Way, limits: SandboxLimits, script: str) -> dict[str, Any]:
-    top = str(HERE.parents[1]) if way == "none" else "/.own"
+    top = str(PACKAGE.parent) if way == "none" else "/.own"
     binds, links = _binds(way)
-    binds += [(str(HERE / name), f"{top}/actors/sandbox/{name}") for name in (script, *BESIDE)]
+    binds += [(str(PACKAGE / name), f"{top}/agent_rft/{name}") for name in SHARED]
+    binds += [(str(HERE / name), f"{top}/agent_rft/actors/sandbox/{name}") for name in (script, *BESIDE)]
     if script == "worker.py":
-        binds += [(str(HERE / "scratch.py"), f"{top}/actors/sandbox/scratch.py")]
-        binds += [(str(HERE.parents[1] / "agent_rft_grader.py"), f"{top}/agent_rft_grader.py")]
+        binds += [(str(HERE / "scratch.py"), f"{top}/agent_rft/actors/sandbox/scratch.py")]
     devices = ["/dev/null", "/dev/random", "/dev/urandom"]  # mappings of /dev/zero are memory that no limit counts
     return {
         "way": way,
@@ -316,7 +321,7 @@ def _launch_config(way: Way, limits: SandboxLimits, script: str) -> dict[str, An
         "memory_bytes": limits.memory_bytes,
         "num_processes": limits.num_processes,
         "environment": _environment(way),
-        "command": [_inside(_python(), way), "-I", "-S", "-B", f"{top}/actors/sandbox/{script}"],
+        "command": [_inside(_python(), way), "-I", "-S", "-B", f"{top}/agent_rft/actors/sandbox/{script}"],
         "runs": None,
         "given": [],
         "bubblewrap": _bubblewrap(binds, links, devices, limits) if way == "bubblewrap" else [],
@@ -330,7 +335,7 @@ def runs_config(way: Way, limits: SandboxLimits) -> dict[str, Any] | None:
     of_run = replace(limits, scratch_bytes=RUN_LIMITS.scratch_bytes, num_processes=RUN_LIMITS.num_processes)
     filtered = {"seccomp": seccomp.program(children_count=True).hex()}
     return {
-        "launch": _launch_config(way, of_run, "untrusted.py"),
+        "launch": _launch_config(way, of_run, "run_process.py"),
         "worker": _worker_config(way, of_run) | filtered,
         "protections": PROTECTIONS,
         "ids": _unused_ids(),

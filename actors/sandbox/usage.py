@@ -1,7 +1,7 @@
 """The memory that the processes of one sandbox use, as the launcher sees it from outside.
 
 Counted are private memory, swapped memory, the files of the scratch folder (mapped or not) and what the buffers of
-sockets can hold. The filter denies all other memory that outlives its mapping (`actors.sandbox.seccomp`).
+sockets can hold. The filter denies all other memory that outlives its mapping (`agent_rft.actors.sandbox.seccomp`).
 """
 
 from __future__ import annotations

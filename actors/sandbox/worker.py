@@ -3,12 +3,13 @@
 Each grade runs in its own fork, with the module as its body left it; the fork and all its descendants are killed before
 the next grade starts. Its answer comes over a separate pipe, after a random word that only this grade knows.
 
-This process is the first one of its namespace, so no process inside can kill or stop it. It is run by path, as
-`python -I -S worker.py`, with the few files of ours that are bound beside it, and talks over the socket on descriptor
-0. A message is its length (four bytes) and JSON. The first one is the configuration (`actors.sandbox.start`), answered
-with the effective protections. Only then does the owner send the grader's source, so no foreign code runs where a
-protection is missing. Its arguments are two more sockets, if there is a runner (`actors.sandbox.runner`): one for the
-runs that a grade asks for, and one on which this process says that the turn of a grade begins.
+This process is the first one of its namespace, so no process inside can kill or stop it. It is run by path, as `python
+-I -S worker.py`, with the few files of ours that are bound beside it, and talks over the socket on descriptor 0. A
+message is its length (four bytes) and JSON. The first one is the configuration (`agent_rft.actors.sandbox.start`),
+answered with the effective protections. Only then does the owner send the grader's source, so no foreign code runs
+where a protection is missing. Its arguments are two more sockets, if there is a runner
+(`agent_rft.actors.sandbox.runner`): one for the runs that a grade asks for, and one on which this process says that the
+turn of a grade begins.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ import sys
 import traceback
 from typing import Any
 
-sys.path.append(os.path.abspath(f"{__file__}/../../.."))
+sys.path.append(os.path.abspath(f"{__file__}/../../../.."))
 
-import agent_rft_grader
-from actors.sandbox import frames, inside, scratch
+from agent_rft import untrusted
+from agent_rft.actors.sandbox import inside, scratch
 
 sys.path.pop()
 
@@ -111,8 +112,8 @@ def run(grade: Any, request: bytes) -> WorkerMessage:
         answer = number_of(grade(body["sample"], body["item"]))
     except BaseException as error:  # noqa: BLE001 - as in `load`
         answer = {"error": describe(error)}
-    if agent_rft_grader.failure is not None:  # whatever the grader made of it
-        return {"lost": "no_sandbox", "error": agent_rft_grader.failure}
+    if untrusted.failure is not None:  # whatever the grader made of it
+        return {"lost": "no_sandbox", "error": untrusted.failure}
     return answer
 
 
@@ -130,7 +131,7 @@ class Runs:
 
     def begin_turn(self) -> None:
         """Let the runner end what the last grade has left running, and serve the next one only."""
-        self._turn = os.urandom(frames.TURN_BYTES)
+        self._turn = os.urandom(untrusted.TURN_BYTES)
         for begins in self._sockets[1:]:
             begins.send(self._turn)
 
@@ -138,7 +139,7 @@ class Runs:
         """Let this process, which is a grade's, use them; only the worker says when a turn begins."""
         for begins in self._sockets[1:]:
             begins.close()
-        agent_rft_grader.connect(self._sockets[0] if self._sockets else None, self._turn)
+        untrusted.connect(self._sockets[0] if self._sockets else None, self._turn)
 
 
 # -- a grade in a fork -------------------------------------------------------------------------------------------------
@@ -203,6 +204,7 @@ def listen(read: int, pid: int) -> tuple[bytes, int]:
 def main() -> None:
     channel = socket.socket(fileno=os.dup(0))
     runs = Runs([int(text) for text in sys.argv[1:]])
+    untrusted.connect(None, b"")  # the grader's module, which is loaded next, cannot run any
     config = json.loads(inside.receive(channel) or b"null")
     folder, known = scratch.scratch_folder()
     inside.start(channel, config)

@@ -17,23 +17,23 @@ from typing import Any, TypeVar, cast
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.endpoints.client import process_stats
-from actors.endpoints.signing import Signer
-from actors.endpoints.stats import live_endpoint_metrics, merged
-from actors.runtime.calls import QUICK_S, ask
-from actors.runtime.channel import Channel, Reachable
-from actors.runtime.exporter import MetricsAddress, start_telemetry
-from actors.runtime.in_flight import Doing
-from actors.runtime.nodes import ELSEWHERE
-from actors.runtime.process import lower_priority
-from actors.runtime.tracing import tracer_of
-from actors.runtime.watchdog import Watched, watched_helper
-from actors.tools.dispatcher import Dispatcher
-from actors.tools.sessions import CLOSE_S, SessionBook
-from trainer.errors import ToolFailed
-from trainer.spec.endpoints import Endpoint, SessionSpec, ToolSpec
-from trainer.spec.operator.config import Operator
-from trainer.types import ToolCall, ToolResult
+from agent_rft.actors.endpoints.client import process_stats
+from agent_rft.actors.endpoints.signing import Signer
+from agent_rft.actors.endpoints.stats import live_endpoint_metrics, merged
+from agent_rft.actors.runtime.calls import QUICK_S, ask
+from agent_rft.actors.runtime.channel import Channel, Reachable
+from agent_rft.actors.runtime.exporter import MetricsAddress, start_telemetry
+from agent_rft.actors.runtime.in_flight import Doing
+from agent_rft.actors.runtime.nodes import ELSEWHERE
+from agent_rft.actors.runtime.process import lower_priority
+from agent_rft.actors.runtime.tracing import tracer_of
+from agent_rft.actors.runtime.watchdog import Watched, watched_helper
+from agent_rft.actors.tools.dispatcher import Dispatcher
+from agent_rft.actors.tools.sessions import CLOSE_S, SessionBook
+from agent_rft.errors import ToolFailed
+from agent_rft.spec.endpoints import Endpoint, SessionSpec, ToolSpec
+from agent_rft.spec.operator.config import Operator
+from agent_rft.types import ToolCall, ToolResult
 
 E = TypeVar("E", bound=Endpoint)
 WHAT = "the tool dispatcher"

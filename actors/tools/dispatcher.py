@@ -12,18 +12,18 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from actors.endpoints.answer import HttpAnswer, cut, status_text
-from actors.endpoints.body import MAX_REQUEST_BYTES, json_body
-from actors.endpoints.call_errors import TOO_LARGE_STATUSES
-from actors.endpoints.client import EndpointClient
-from actors.endpoints.gate import Sockets
-from actors.endpoints.signing import Signer
-from actors.runtime.timing import REAL_TIMING, Timing
-from actors.runtime.tracing import NO_TRACES, Tracer, failed
-from trainer.errors import ToolFailed
-from trainer.spec.endpoints import ToolSpec
-from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
-from trainer.types import ToolCall, ToolResult
+from agent_rft.actors.endpoints.answer import HttpAnswer, cut, status_text
+from agent_rft.actors.endpoints.body import MAX_REQUEST_BYTES, json_body
+from agent_rft.actors.endpoints.call_errors import TOO_LARGE_STATUSES
+from agent_rft.actors.endpoints.client import EndpointClient
+from agent_rft.actors.endpoints.gate import Sockets
+from agent_rft.actors.endpoints.signing import Signer
+from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
+from agent_rft.actors.runtime.tracing import NO_TRACES, Tracer, failed
+from agent_rft.errors import ToolFailed
+from agent_rft.spec.endpoints import ToolSpec
+from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
+from agent_rft.types import ToolCall, ToolResult
 
 MAX_ERROR_CHARS = 2_000
 """How much of a 4xx's text the model sees: enough for a reason, too little for a whole HTML page."""

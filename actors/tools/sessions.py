@@ -18,15 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from actors.endpoints.answer import HttpAnswer
-from actors.endpoints.client import EndpointClient
-from actors.endpoints.signing import Signer
-from actors.runtime.timing import REAL_TIMING, Timing
-from actors.runtime.tracing import NO_TRACES, Tracer, failed
-from actors.tools.session_journal import SessionJournal
-from trainer.errors import EndpointRefused, RftError, ToolFailed
-from trainer.spec.endpoints import SessionSpec
-from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
+from agent_rft.actors.endpoints.answer import HttpAnswer
+from agent_rft.actors.endpoints.client import EndpointClient
+from agent_rft.actors.endpoints.signing import Signer
+from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
+from agent_rft.actors.runtime.tracing import NO_TRACES, Tracer, failed
+from agent_rft.actors.tools.session_journal import SessionJournal
+from agent_rft.errors import EndpointRefused, RftError, ToolFailed
+from agent_rft.spec.endpoints import SessionSpec
+from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
 
 WARM_UP_STARTS = 4
 """The number of concurrent start requests at first; each success raises it by one, up to `max_concurrency`."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from trainer.errors import UserError
-from trainer.spec.lora import LoraSpec
+from agent_rft.errors import UserError
+from agent_rft.spec.lora import LoraSpec
 
 if TYPE_CHECKING:  # planning uses AdapterConfig too, and must not load torch
     from torch import Tensor
@@ -63,7 +63,7 @@ def write_adapter(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[s
     Raises:
         OSError: The disk is full or read-only.
     """
-    from actors.weights.checkpoint_weights import save_tensors
+    from agent_rft.actors.weights.checkpoint_weights import save_tensors
 
     save_tensors(tensors, folder / WEIGHTS_FILE)
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")

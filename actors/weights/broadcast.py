@@ -11,7 +11,7 @@ from datetime import timedelta
 import torch
 from torch import Tensor
 
-from actors.runtime.ports import loopback_socket
+from agent_rft.actors.runtime.ports import loopback_socket
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 TIMEOUT_S = 120.0

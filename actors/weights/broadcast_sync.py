@@ -18,10 +18,10 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
-from actors.runtime.calls import ask
-from actors.weights.layout import MAX_BUCKET_BYTES
-from actors.weights.sync import MIN_SYNC_TIMEOUT_S, Published, WeightSource, WeightSync, sync_timeout_s
-from trainer.errors import EngineFailed
+from agent_rft.actors.runtime.calls import ask
+from agent_rft.actors.weights.layout import MAX_BUCKET_BYTES
+from agent_rft.actors.weights.sync import MIN_SYNC_TIMEOUT_S, Published, WeightSource, WeightSync, sync_timeout_s
+from agent_rft.errors import EngineFailed
 
 
 class BroadcastSource(WeightSource, Protocol):

@@ -32,8 +32,8 @@ from transformers.core_model_loading import (
     revert_weight_conversion,
 )
 
-from actors.weights.host_buffer import HostBuffer, copy_bytes
-from actors.weights.layout import TensorInfo, num_bytes
+from agent_rft.actors.weights.host_buffer import HostBuffer, copy_bytes
+from agent_rft.actors.weights.layout import TensorInfo, num_bytes
 
 ParameterNames = list[str]
 """Names of parameters in the model; for experts they differ from those in the checkpoint."""

@@ -11,17 +11,17 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from actors.weights.adapter import CONFIG_FILE, AdapterFolder
-from actors.weights.checkpoint_weights import (
+from agent_rft.actors.weights.adapter import CONFIG_FILE, AdapterFolder
+from agent_rft.actors.weights.checkpoint_weights import (
     INDEX,
     copy_companions,
     files_that_transformers_reads,
     names_in,
     save_tensors,
 )
-from trainer.errors import UserError
-from trainer.loop.checkpoint import STATE
-from trainer.model.lora import PREFIX
+from agent_rft.errors import UserError
+from agent_rft.trainer.loop.checkpoint import STATE
+from agent_rft.trainer.model.lora import PREFIX
 
 RUNS_OWN = (CONFIG_FILE, "learner.json", STATE)
 """Files of a checkpoint that say how the adapter was trained."""

@@ -24,10 +24,10 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
-from actors.weights.broadcast import Broadcast
-from actors.weights.checksum import MASK, checksum
-from actors.weights.direct_copies import DirectCopies
-from actors.weights.layout import num_bytes
+from agent_rft.actors.weights.broadcast import Broadcast
+from agent_rft.actors.weights.checksum import MASK, checksum
+from agent_rft.actors.weights.direct_copies import DirectCopies
+from agent_rft.actors.weights.layout import num_bytes
 
 
 @dataclass

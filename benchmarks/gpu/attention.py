@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface
 
-from trainer.model.packed_attention import (
+from agent_rft.trainer.model.packed_attention import (
     NAME,
     Attend,
     Packing,

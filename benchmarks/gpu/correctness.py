@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from agent_rft.trainer.model.batch import MicroBatch
+from agent_rft.trainer.model.packed_attention import NAME
+from agent_rft.trainer.model.policy import DeviceBatch
 from benchmarks.gpu.attention import backends_on
 from benchmarks.gpu.figures import Figure, NotMeasured
 from benchmarks.gpu.machine import Machine, error
 from benchmarks.gpu.shapes import QWEN3, TINY, Shape
 from benchmarks.gpu.step import MasterAdamW, Settings, build_policy, loss_from, loss_of, micro_batch
-from trainer.model.batch import MicroBatch
-from trainer.model.packed_attention import NAME
-from trainer.model.policy import DeviceBatch
 
 FLOAT32_ERROR = 1e-4
 TIMES_EAGER = 1.5

@@ -11,12 +11,12 @@ import itertools
 from statistics import median
 from typing import Any
 
+from agent_rft.cluster.planning.memory import GIB
+from agent_rft.trainer.model.policy import DeviceBatch
 from benchmarks.gpu.figures import Figure, NotMeasured
 from benchmarks.gpu.machine import PEAK_FLOPS, Machine
 from benchmarks.gpu.shapes import BYTES_PER_PARAMETER, QWEN3, TINY, Shape
 from benchmarks.gpu.step import MasterAdamW, Mix, Settings, build_policy, loss_of, micro_batch
-from cluster.planning.memory import GIB
-from trainer.model.policy import DeviceBatch
 
 TOKENS = {"4k": 4096, "16k": 16_384, "64k": 65_536}
 AIMS = {

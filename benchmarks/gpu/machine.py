@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import transformers
 
+from agent_rft.cluster.planning.memory import GIB
 from benchmarks.gpu.figures import Figure, Results
-from cluster.planning.memory import GIB
 
 PEAK_FLOPS = 989e12
 """Dense bfloat16 of an H100 or H200 SXM, by the data sheet. All MFU figures refer to it."""

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cluster.planning.memory import GIB, Memory, rank_memory
-from cluster.planning.model import ModelShape
-from trainer.spec.offload import Offload
+from agent_rft.cluster.planning.memory import GIB, Memory, rank_memory
+from agent_rft.cluster.planning.model import ModelShape
+from agent_rft.spec.offload import Offload
 
 if TYPE_CHECKING:  # pydantic may be missing where this runs
-    from trainer.spec.lora import LoraSpec
+    from agent_rft.spec.lora import LoraSpec
 
 BYTES_PER_PARAMETER = 18
 """bfloat16 weight (2), float32 sum of gradients (4), float32 master weight (4) and Adam's two moments (8). Gradients

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM, Qwen3Config
 
+from agent_rft.trainer.algorithm import objective
+from agent_rft.trainer.model import packed_attention
+from agent_rft.trainer.model.batch import MicroBatch, pack
+from agent_rft.trainer.model.logprobs import TokenLogProbs
+from agent_rft.trainer.model.policy import DeviceBatch, Policy
+from agent_rft.types import TrainSequence
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.shapes import Shape
-from trainer.algorithm import objective
-from trainer.model import packed_attention
-from trainer.model.batch import MicroBatch, pack
-from trainer.model.logprobs import TokenLogProbs
-from trainer.model.policy import DeviceBatch, Policy
-from trainer.types import TrainSequence
 
 Mix = Literal["rollouts", "one"]
 GRADIENT_NORM = 1.0
@@ -28,7 +28,7 @@ TRAINED_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """The defaults of a job, as `trainer.spec.job.AlgorithmSpec`."""
+    """The defaults of a job, as `agent_rft.spec.job.AlgorithmSpec`."""
 
     clip_low: float = 0.2
     clip_high: float = 0.28

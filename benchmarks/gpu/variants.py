@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agent_rft.cluster.planning.memory import GIB
+from agent_rft.trainer.model.logprobs import TokenLogProbs
+from agent_rft.trainer.model.packed_attention import NAME, Packing, packed_attention
 from benchmarks.gpu import correctness, learner
 from benchmarks.gpu.attention import BACKENDS, backends_on, default_backend
 from benchmarks.gpu.figures import Figure, NotMeasured
 from benchmarks.gpu.machine import Machine, error
 from benchmarks.gpu.shapes import QWEN3, TINY
 from benchmarks.gpu.step import Settings, micro_batch
-from cluster.planning.memory import GIB
-from trainer.model.logprobs import TokenLogProbs
-from trainer.model.packed_attention import NAME, Packing, packed_attention
 
 HALF_ERROR, FLOAT32_ERROR = 1e-2, 1e-4
 """The largest error of attention alone, and of the head alone, against float32."""

@@ -23,12 +23,12 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
-from actors.engine.vllm_engine import Engine, EngineConfig
+from agent_rft.actors.engine.vllm_engine import Engine, EngineConfig
+from agent_rft.spec.job import AlgorithmSpec
+from agent_rft.trainer.algorithm.loss import kl_to_start
+from agent_rft.trainer.model.batch import WeightedSequence, pack
+from agent_rft.trainer.model.policy import DeviceBatch, load_policy
 from benchmarks.local import dtype_here, gpus_here
-from trainer.algorithm.loss import kl_to_start
-from trainer.model.batch import WeightedSequence, pack
-from trainer.model.policy import DeviceBatch, load_policy
-from trainer.spec.job import AlgorithmSpec
 
 QUESTIONS = Path(__file__).parents[2] / "examples" / "ledger" / "data" / "test.jsonl"
 MICRO_BATCH_TOKENS = 8192

@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from actors.engine.vllm_engine import Engine, EngineConfig
-from actors.learner.rank import LearnerConfig, LearnerRank
-from actors.weights.layout import MAX_BUCKET_BYTES
+from agent_rft.actors.engine.vllm_engine import Engine, EngineConfig
+from agent_rft.actors.learner.rank import LearnerConfig, LearnerRank
+from agent_rft.actors.weights.layout import MAX_BUCKET_BYTES
+from agent_rft.cluster.planning.memory import GIB
 from benchmarks.gpu_cluster.agreement import prompts
 from benchmarks.local import dtype_here, gpus_here
-from cluster.planning.memory import GIB
 
 SEQUENCES = 8
 SHARE = 0.8

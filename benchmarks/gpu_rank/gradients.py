@@ -11,10 +11,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from actors.learner.rank import BETAS, GRADIENT_NORM, LearnerRank
+from agent_rft.actors.learner.rank import BETAS, GRADIENT_NORM, LearnerRank
+from agent_rft.trainer.loop.checkpoint import TRAINING_STATE
+from agent_rft.trainer.model.batch import MicroBatch
 from benchmarks.gpu.machine import error
-from trainer.loop.checkpoint import TRAINING_STATE
-from trainer.model.batch import MicroBatch
 
 LOSS = "loss"
 FIRST_MOMENT = "exp_avg:0:"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from actors.learner.asleep import Asleep
-from actors.learner.sizes import ASLEEP_SLACK
-from actors.weights.host_buffer import HostBuffer, LockPages, lock_pages_for_cuda
+from agent_rft.actors.learner.asleep import Asleep
+from agent_rft.actors.learner.sizes import ASLEEP_SLACK
+from agent_rft.actors.weights.host_buffer import HostBuffer, LockPages, lock_pages_for_cuda
+from agent_rft.cluster.planning.memory import GIB
 from benchmarks.common import seconds
 from benchmarks.gpu import correctness
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu_rank.trial_rank import Layout, digest, small_model, start_rank
-from cluster.planning.memory import GIB
 
 ROUNDS = 2
 """In the first round the memory is allocated and page-locked."""

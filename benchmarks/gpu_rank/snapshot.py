@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from agent_rft.trainer.model.batch import MicroBatch
 from benchmarks.common import seconds
 from benchmarks.gpu import correctness
 from benchmarks.gpu.figures import Figure, NotMeasured
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu_rank.trial_rank import Layout, digest, digest_of, size_of, small_model, start_rank
-from trainer.model.batch import MicroBatch
 
 LAYOUTS = (Layout(zero_stage=1), Layout(zero_stage=3))
 REPEATS = "a step repeats itself"

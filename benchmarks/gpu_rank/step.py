@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from agent_rft.cluster.planning.memory import GIB
+from agent_rft.spec.lora import LoraSpec
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.learner import AIMS
 from benchmarks.gpu.machine import PEAK_FLOPS, Machine
 from benchmarks.gpu.shapes import QWEN3, TINY, OneRank, tensors_gib
 from benchmarks.gpu.step import micro_batch
 from benchmarks.gpu_rank.trial_rank import Layout, model_folder, start_rank
-from cluster.planning.memory import GIB
-from trainer.spec.lora import LoraSpec
 
 NUM_TOKENS = 16_384
 LAYOUTS = (

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from actors.learner.rank import LearnerConfig, LearnerRank
+from agent_rft.actors.learner.rank import LearnerConfig, LearnerRank
+from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.offload import Offload
 from benchmarks.gpu import correctness
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.shapes import Shape
-from trainer.spec.lora import LoraSpec
-from trainer.spec.offload import Offload
 
 LEARNING_RATE = 1e-5
 

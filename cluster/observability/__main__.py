@@ -1,12 +1,12 @@
-"""`python -m cluster.observability` prints k8s/monitoring/alerts.yaml with links to a runbook that you publish."""
+"""`python -m agent_rft.cluster.observability` prints alerts.yaml with links to a runbook that you publish."""
 
 import argparse
 import sys
 
-from cluster.observability.files import prometheus_rule
+from agent_rft.cluster.observability.files import prometheus_rule
 
 parser = argparse.ArgumentParser(
-    prog="python -m cluster.observability",
+    prog="python -m agent_rft.cluster.observability",
     description="Print the alert rules (a PrometheusRule) with a link to the runbook in each alert.",
 )
 parser.add_argument("--runbook-url", required=True, help="address at which you publish RUNBOOK.md")

@@ -1,6 +1,7 @@
 """The alerts, each with what it means for a job and what to do; rules and RUNBOOK.md are generated from these entries.
 
-Panels name the alerts whose thresholds they draw, see `cluster.observability.dashboards`; each alert has one panel.
+Panels name the alerts whose thresholds they draw, see `agent_rft.cluster.observability.dashboards`; each alert has one
+panel.
 
 Their windows hold with steps of ten seconds and of ten minutes. What a job records once a step is averaged over three
 steps of ten minutes at least, as one batch says little.
@@ -12,8 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cluster.observability.promql import OUR_TARGETS, RAY_HEAD_MEMORY, RAY_SPILLED, RAY_TARGETS, Part, rate, samples
-from trainer.loop.health import GAP_HALTS_AT, GAP_WARNS_AT
+from agent_rft.cluster.observability.promql import (
+    OUR_TARGETS,
+    RAY_HEAD_MEMORY,
+    RAY_SPILLED,
+    RAY_TARGETS,
+    Part,
+    rate,
+    samples,
+)
+from agent_rft.trainer.loop.health import GAP_HALTS_AT, GAP_WARNS_AT
 
 
 @dataclass(frozen=True, slots=True)

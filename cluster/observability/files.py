@@ -10,15 +10,15 @@ from typing import Any
 
 import yaml
 
-from actors.runtime.exporter import DEFAULT_PORT
-from cluster.observability.alerts import ALERTS
-from cluster.observability.dashboards.endpoints import ENDPOINTS_DASHBOARD
-from cluster.observability.dashboards.fleet import FLEET_DASHBOARD
-from cluster.observability.dashboards.grafana import Dashboard, Panel, dashboard_json
-from cluster.observability.dashboards.job import JOB_DASHBOARD
-from cluster.observability.dashboards.learner import LEARNER_DASHBOARD
-from cluster.observability.dashboards.service import SERVICE_DASHBOARD
-from cluster.observability.promql import OUR_TARGETS, RAY_TARGETS
+from agent_rft.actors.runtime.exporter import DEFAULT_PORT
+from agent_rft.cluster.observability.alerts import ALERTS
+from agent_rft.cluster.observability.dashboards.endpoints import ENDPOINTS_DASHBOARD
+from agent_rft.cluster.observability.dashboards.fleet import FLEET_DASHBOARD
+from agent_rft.cluster.observability.dashboards.grafana import Dashboard, Panel, dashboard_json
+from agent_rft.cluster.observability.dashboards.job import JOB_DASHBOARD
+from agent_rft.cluster.observability.dashboards.learner import LEARNER_DASHBOARD
+from agent_rft.cluster.observability.dashboards.service import SERVICE_DASHBOARD
+from agent_rft.cluster.observability.promql import OUR_TARGETS, RAY_TARGETS
 
 DASHBOARDS = (JOB_DASHBOARD, ENDPOINTS_DASHBOARD, FLEET_DASHBOARD, LEARNER_DASHBOARD, SERVICE_DASHBOARD)
 RUNBOOK = "RUNBOOK.md"

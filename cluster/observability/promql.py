@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from trainer.metrics import METRICS, metric_of, prometheus_name
+from agent_rft.metrics import METRICS, metric_of, prometheus_name
 
 Part = Literal["bucket", "sum", "count"]
 OUR_TARGETS, RAY_TARGETS, DCGM_TARGETS = "agent-rft", "agent-rft-ray", "agent-rft-dcgm"

@@ -6,9 +6,9 @@ import os
 
 import ray
 
-from actors.runtime.exporter import metrics_port
-from cluster.observability.files import Cluster
-from cluster.ray_cluster.session import dashboard_address, is_local, ray_session
+from agent_rft.actors.runtime.exporter import metrics_port
+from agent_rft.cluster.observability.files import Cluster
+from agent_rft.cluster.ray_cluster.session import dashboard_address, is_local, ray_session
 
 
 def observed(address: str | None) -> Cluster:

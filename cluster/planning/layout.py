@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import islice
 
-from actors.engine.sizes import GPU_MEMORY_SHARE
-from cluster.planning.layouts import MIN_SEQUENCES_AT_ONCE, engine_memory_of, placements_of, rank_memory_of
-from cluster.planning.memory import CUDA_CONTEXT_BYTES, GIB, Memory
-from cluster.planning.nodes import HEADROOM, Node
-from cluster.planning.placement import (
+from agent_rft.actors.engine.sizes import GPU_MEMORY_SHARE
+from agent_rft.cluster.planning.layouts import MIN_SEQUENCES_AT_ONCE, engine_memory_of, placements_of, rank_memory_of
+from agent_rft.cluster.planning.memory import CUDA_CONTEXT_BYTES, GIB, Memory
+from agent_rft.cluster.planning.nodes import HEADROOM, Node
+from agent_rft.cluster.planning.placement import (
     AUTO_MICRO_BATCH_TOKENS,
     KINDS,
     Assignment,
@@ -29,9 +29,9 @@ from cluster.planning.placement import (
     size_warnings,
     text_of,
 )
-from trainer.errors import Problem
-from trainer.events import SettingChosen
-from trainer.spec.job import JobSpec
+from agent_rft.errors import Problem
+from agent_rft.events import SettingChosen
+from agent_rft.spec.job import JobSpec
 
 OF_WHICH = f"of which {HEADROOM:.0%} stay free"
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from actors.weights.adapter import CONFIG_FILE, AdapterFolder, is_adapter
-from cluster.planning.model import (
+from agent_rft.actors.weights.adapter import CONFIG_FILE, AdapterFolder, is_adapter
+from agent_rft.chat.model_card import ModelCard, read_card
+from agent_rft.cluster.planning.model import (
     ModelShape,
     count_parameters,
     max_context,
@@ -26,13 +27,12 @@ from cluster.planning.model import (
     text_config,
     weight_files,
 )
-from trainer.chat.model_card import ModelCard, read_card
-from trainer.errors import Problem, UserError
-from trainer.spec.job import JobSpec
-from trainer.spec.lora import LoraSpec
+from agent_rft.errors import Problem, UserError
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.lora import LoraSpec
 
 if TYPE_CHECKING:
-    from trainer.chat.renderer import Tokenizer
+    from agent_rft.chat.renderer import Tokenizer
 
 GGUF_REMEDY = (
     "GGUF files cannot be trained: give the folder of the original model; or convert the file with transformers and "
@@ -117,7 +117,7 @@ class ModelFolder:
         """The fast tokenizer of the folder, or why there is none."""
         if not [*self.path.glob("tokenizer*"), *self.path.glob("vocab*")]:
             return model_problem("not_a_model", f"{self.path} has no tokenizer", "add tokenizer.json and its config")
-        from actors.engine.chat.tokenizer import load_tokenizer  # most checks need no tokenizer
+        from agent_rft.actors.engine.chat.tokenizer import load_tokenizer  # most checks need no tokenizer
 
         try:
             tokenizer = load_tokenizer(self.path)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 
-from actors.runtime.cores import CGROUPS, usable_cores
-from cluster.planning.memory import GIB
-from trainer.errors import InvalidJob, Problem
-from trainer.spec.nodes import NodeGroup, NodesFile
-from trainer.spec.reader import fill_in, read_source, validate, without_consequences
+from agent_rft.actors.runtime.cores import CGROUPS, usable_cores
+from agent_rft.cluster.planning.memory import GIB
+from agent_rft.errors import InvalidJob, Problem
+from agent_rft.spec.nodes import NodeGroup, NodesFile
+from agent_rft.spec.reader import fill_in, read_source, validate, without_consequences
 
 ASK_TIMEOUT_S = 30.0
 HEADROOM = 0.08

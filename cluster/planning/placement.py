@@ -13,16 +13,16 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from actors.engine.sizes import GPU_MEMORY_SHARE
-from actors.weights.layout import MAX_BUCKET_BYTES
-from cluster.planning.memory import GIB, Memory
-from cluster.planning.model import ModelShape
-from cluster.planning.nodes import Node
-from trainer.errors import Problem
-from trainer.spec.endpoints import Positive, Processes, ToolSpec
-from trainer.spec.job import JobSpec
-from trainer.spec.lora import LoraSpec
-from trainer.spec.offload import Offload
+from agent_rft.actors.engine.sizes import GPU_MEMORY_SHARE
+from agent_rft.actors.weights.layout import MAX_BUCKET_BYTES
+from agent_rft.cluster.planning.memory import GIB, Memory
+from agent_rft.cluster.planning.model import ModelShape
+from agent_rft.cluster.planning.nodes import Node
+from agent_rft.errors import Problem
+from agent_rft.spec.endpoints import Positive, Processes, ToolSpec
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.offload import Offload
 
 KINDS = {"CPU": "cores", "GPU": "GPUs"}
 

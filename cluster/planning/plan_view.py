@@ -14,13 +14,13 @@ from rich.markup import escape
 from rich.table import Table
 from yaml import safe_dump as dump
 
-from cluster.planning.layout import ClusterPlan
-from cluster.planning.model_folder import ModelFolder, context_of, read_sizes
-from cluster.planning.nodes import HEADROOM, Node
-from cluster.planning.placement import RECORDED, Assignment, Placement, Request, Settings, at_least, size
-from cluster.planning.plan import ASSUMED_WRITE_BYTES_PER_S, StopTime, plan_of, step_cost
-from trainer.errors import InvalidJob, Problem
-from trainer.spec.job_file import read_job
+from agent_rft.cluster.planning.layout import ClusterPlan
+from agent_rft.cluster.planning.model_folder import ModelFolder, context_of, read_sizes
+from agent_rft.cluster.planning.nodes import HEADROOM, Node
+from agent_rft.cluster.planning.placement import RECORDED, Assignment, Placement, Request, Settings, at_least, size
+from agent_rft.cluster.planning.plan import ASSUMED_WRITE_BYTES_PER_S, StopTime, plan_of, step_cost
+from agent_rft.errors import InvalidJob, Problem
+from agent_rft.spec.job_file import read_job
 
 STOP_SETTINGS = ("checkpoint_bytes", "write_bytes_per_s", "wait_s", "grace_s")
 

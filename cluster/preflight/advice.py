@@ -10,16 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import assert_never
 
-from actors.engine.chat.dialects import unread_names
-from actors.graders.kinds.python import ignores_sample
-from actors.graders.templates import reads_sample
-from actors.grading.factory import FIELD, graders_of, templates_of
-from cluster.preflight.form_check import SESSION, TOOLS
-from trainer.chat.renderer import Renderer
-from trainer.data.rows import ranges
-from trainer.errors import Problem
-from trainer.spec.endpoints import Endpoint, ToolSpec
-from trainer.spec.graders import (
+from agent_rft.actors.engine.chat.dialects import unread_names
+from agent_rft.actors.graders.kinds.python import ignores_sample
+from agent_rft.actors.graders.templates import reads_sample
+from agent_rft.actors.grading.factory import FIELD, graders_of, templates_of
+from agent_rft.chat.renderer import Renderer
+from agent_rft.cluster.preflight.form_check import SESSION, TOOLS
+from agent_rft.errors import Problem
+from agent_rft.rows.rows import ranges
+from agent_rft.spec.endpoints import Endpoint, ToolSpec
+from agent_rft.spec.graders import (
     CodeCheckGrader,
     EndpointGrader,
     GraderSpec,
@@ -31,9 +31,9 @@ from trainer.spec.graders import (
     StringCheckGrader,
     TextSimilarityGrader,
 )
-from trainer.spec.job import FILES, WAIT_FACTOR, JobSpec, Reinforcement
-from trainer.spec.plan import Plan
-from trainer.types import Task
+from agent_rft.spec.job import FILES, WAIT_FACTOR, JobSpec, Reinforcement
+from agent_rft.spec.plan import Plan
+from agent_rft.types import Task
 
 MANY_EPOCHS = 20
 """Above this, rows are usually memorized. `auto` comes to more with fewer than 16 rows."""

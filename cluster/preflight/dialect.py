@@ -10,18 +10,18 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from actors.engine.chat.dialects import answers_only, find_dialect
-from actors.engine.chat.parsing import tool_parser_names
-from actors.engine.grammar.structure import grammar_mistake
-from cluster.planning.model_folder import one_line
-from trainer.chat.dialect import UNKNOWN
-from trainer.chat.families import FAMILIES
-from trainer.chat.family import Family
-from trainer.chat.model_card import ModelCard, digest_of
-from trainer.chat.renderer import Renderer, Tokenizer
-from trainer.chat.template import RenderFailed, template_of
-from trainer.errors import Problem, UserError
-from trainer.spec.job import JobSpec, Reinforcement
+from agent_rft.actors.engine.chat.dialects import answers_only, find_dialect
+from agent_rft.actors.engine.chat.parsing import tool_parser_names
+from agent_rft.actors.engine.grammar.structure import grammar_mistake
+from agent_rft.chat.dialect import UNKNOWN
+from agent_rft.chat.families import FAMILIES
+from agent_rft.chat.family import Family
+from agent_rft.chat.model_card import ModelCard, digest_of
+from agent_rft.chat.renderer import Renderer, Tokenizer
+from agent_rft.chat.template import RenderFailed, template_of
+from agent_rft.cluster.planning.model_folder import one_line
+from agent_rft.errors import Problem, UserError
+from agent_rft.spec.job import JobSpec, Reinforcement
 
 PARSER = "model_options.tool_parser"
 TEMPLATE = "model_options.chat_template"

@@ -6,20 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from actors.engine.chat.dialects import PROBE_TOOLS, answers_only, find_dialect
-from cluster.planning.model_folder import ModelFolder, find_model
-from cluster.preflight.dialect import OWN_TEMPLATE, TOOLS_REMEDY
-from cluster.preflight.model import read_model
-from cluster.preflight.prepare import with_card
-from trainer.chat.conversation import samples_of
-from trainer.chat.dialect import UNKNOWN
-from trainer.chat.prelude import tools_as_text
-from trainer.chat.renderer import Renderer
-from trainer.chat.template import RenderFailed, template_of
-from trainer.errors import Problem, UserError
-from trainer.spec.job import JobSpec
-from trainer.spec.model_options import ModelOptions
-from trainer.types import Message, ToolSchema
+from agent_rft.actors.engine.chat.dialects import PROBE_TOOLS, answers_only, find_dialect
+from agent_rft.chat.conversation import samples_of
+from agent_rft.chat.dialect import UNKNOWN
+from agent_rft.chat.prelude import tools_as_text
+from agent_rft.chat.renderer import Renderer
+from agent_rft.chat.template import RenderFailed, template_of
+from agent_rft.cluster.planning.model_folder import ModelFolder, find_model
+from agent_rft.cluster.preflight.dialect import OWN_TEMPLATE, TOOLS_REMEDY
+from agent_rft.cluster.preflight.model import read_model
+from agent_rft.cluster.preflight.prepare import with_card
+from agent_rft.errors import Problem, UserError
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.model_options import ModelOptions
+from agent_rft.types import Message, ToolSchema
 
 _SYSTEM: Message = {"role": "system", "content": "Be kind."}
 _QUESTION: Message = {"role": "user", "content": "Where is order A 17?"}

@@ -15,23 +15,23 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from actors.endpoints.address_guard import Guard
-from actors.endpoints.body import json_body
-from actors.endpoints.model_client import NoSchemas
-from actors.endpoints.signing import Signer, signer_of
-from actors.grading.factory import FIELD as GRADER
-from actors.grading.factory import GRACE_S, HELD_OUT, grade_deadline_s
-from actors.grading.pool import GraderPool
-from actors.tools.dispatcher import Dispatcher, call_body
-from actors.tools.sessions import SessionBook
-from cluster.preflight.examples import example_call, example_sample
-from cluster.preflight.form_check import SESSION, TOOLS
-from trainer.errors import Problem, RftError
-from trainer.spec.endpoints import TRIAL_CALL_S, SessionSpec, ToolSpec
-from trainer.spec.graders import EndpointGrader, GraderSpec, grader_for_trial
-from trainer.spec.job import Reinforcement
-from trainer.spec.operator.config import Operator
-from trainer.types import Task, ToolCall, ToolSchema
+from agent_rft.actors.endpoints.address_guard import Guard
+from agent_rft.actors.endpoints.body import json_body
+from agent_rft.actors.endpoints.model_client import NoSchemas
+from agent_rft.actors.endpoints.signing import Signer, signer_of
+from agent_rft.actors.grading.factory import FIELD as GRADER
+from agent_rft.actors.grading.factory import GRACE_S, HELD_OUT, grade_deadline_s
+from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.actors.tools.dispatcher import Dispatcher, call_body
+from agent_rft.actors.tools.sessions import SessionBook
+from agent_rft.cluster.preflight.examples import example_call, example_sample
+from agent_rft.cluster.preflight.form_check import SESSION, TOOLS
+from agent_rft.errors import Problem, RftError
+from agent_rft.spec.endpoints import TRIAL_CALL_S, SessionSpec, ToolSpec
+from agent_rft.spec.graders import EndpointGrader, GraderSpec, grader_for_trial
+from agent_rft.spec.job import Reinforcement
+from agent_rft.spec.operator.config import Operator
+from agent_rft.types import Task, ToolCall, ToolSchema
 
 TRACE_ID = f"trace_dry_run_{secrets.token_hex(8)}"
 """New in each process: a server that deduplicates calls by their key must not take this one for an old call."""

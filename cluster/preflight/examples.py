@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from actors.graders.sample import sample_of
-from trainer.spec.job import Reinforcement
-from trainer.spec.schemas.form import resolved
-from trainer.types import Task, ToolCall, ToolSchema, Turn
+from agent_rft.actors.graders.sample import sample_of
+from agent_rft.spec.job import Reinforcement
+from agent_rft.spec.schemas.form import resolved
+from agent_rft.types import Task, ToolCall, ToolSchema, Turn
 
 MAX_DEPTH = 8
 """The deepest nesting of an example: a schema may refer to itself."""

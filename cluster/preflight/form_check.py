@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from actors.endpoints.address_guard import Guard
-from actors.endpoints.signing import PREFIX, secret_mistakes
-from actors.endpoints.url import endpoint_mistake
-from actors.grading.factory import all_grader_problems, grader_problems, graders_of, size_problems
-from trainer.errors import InvalidJob, Problem
-from trainer.spec.endpoints import Headers
-from trainer.spec.graders import EndpointGrader, GraderSpec, MultiGrader
-from trainer.spec.job import JobSpec, Reinforcement
-from trainer.spec.operator.config import Operator
-from trainer.spec.schemas.json_schema import schema_mistake
+from agent_rft.actors.endpoints.address_guard import Guard
+from agent_rft.actors.endpoints.signing import PREFIX, secret_mistakes
+from agent_rft.actors.endpoints.url import endpoint_mistake
+from agent_rft.actors.grading.factory import all_grader_problems, grader_problems, graders_of, size_problems
+from agent_rft.errors import InvalidJob, Problem
+from agent_rft.spec.endpoints import Headers
+from agent_rft.spec.graders import EndpointGrader, GraderSpec, MultiGrader
+from agent_rft.spec.job import JobSpec, Reinforcement
+from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.schemas.json_schema import schema_mistake
 
 TOOLS = "method.reinforcement.tools"
 SESSION = "method.reinforcement.session"

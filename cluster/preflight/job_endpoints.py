@@ -12,12 +12,12 @@ from typing import Any
 
 from yarl import URL
 
-from actors.endpoints.address_guard import IPAddress, is_local, is_public, parse_address
-from actors.endpoints.url import endpoint_mistake
-from cluster.preflight.form_check import endpoint_urls
-from trainer.spec.job import JobSpec, Reinforcement
-from trainer.spec.operator.allowed import Allowed
-from trainer.spec.operator.config import Operator
+from agent_rft.actors.endpoints.address_guard import IPAddress, is_local, is_public, parse_address
+from agent_rft.actors.endpoints.url import endpoint_mistake
+from agent_rft.cluster.preflight.form_check import endpoint_urls
+from agent_rft.spec.job import JobSpec, Reinforcement
+from agent_rft.spec.operator.allowed import Allowed
+from agent_rft.spec.operator.config import Operator
 
 Resolve = Callable[[str, int], Sequence[IPAddress]]
 """Returns the addresses of a host and port; none if the name is unknown."""

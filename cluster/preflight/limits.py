@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster.planning.plan import count_rows
-from trainer.errors import Problem
-from trainer.spec.operator.config import JobLimits
+from agent_rft.cluster.planning.plan import count_rows
+from agent_rft.errors import Problem
+from agent_rft.spec.operator.config import JobLimits
 
 NUM_ROWS = "invalid_n_examples"
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from safetensors import safe_open
 
-from actors.engine.architectures import has_adapters
-from actors.weights.adapter import WEIGHTS_FILE, AdapterFolder
-from cluster.planning.model_folder import ModelFolder, model_problem
-from trainer.errors import Problem, UserError
-from trainer.model.lora import LinearShapes, linear_shapes, tensor_shapes
-from trainer.spec.job import JobSpec
-from trainer.spec.lora import LoraSpec
+from agent_rft.actors.engine.architectures import has_adapters
+from agent_rft.actors.weights.adapter import WEIGHTS_FILE, AdapterFolder
+from agent_rft.cluster.planning.model_folder import ModelFolder, model_problem
+from agent_rft.errors import Problem, UserError
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.lora import LoraSpec
+from agent_rft.trainer.model.lora import LinearShapes, linear_shapes, tensor_shapes
 
 NO_LORA = "leave `lora` out, so that all weights are trained, or use another model"
 

@@ -1,6 +1,6 @@
 """The check of a job's model with the libraries that load it: its architecture and its tokenizer.
 
-How it writes conversations is found in `cluster.preflight.dialect`.
+How it writes conversations is found in `agent_rft.cluster.preflight.dialect`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,21 @@ from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-from cluster.planning.model import CONFIG_KEYS, max_context, quantization_of, shape_of
-from cluster.planning.model_folder import ModelFolder, ModelSizes, config_problem, model_problem, quantized_problem
-from cluster.preflight.dialect import ReadDialect, read_dialect
-from cluster.preflight.lora import can_adapt, lora_problems
-from trainer.chat.renderer import Renderer
-from trainer.errors import Problem, UserError
-from trainer.model.policy import STATE_LAYERS, layer_kinds, refuse_unsupported
-from trainer.model.router_replay import num_experts
-from trainer.spec.job import JobSpec
+from agent_rft.chat.renderer import Renderer
+from agent_rft.cluster.planning.model import CONFIG_KEYS, max_context, quantization_of, shape_of
+from agent_rft.cluster.planning.model_folder import (
+    ModelFolder,
+    ModelSizes,
+    config_problem,
+    model_problem,
+    quantized_problem,
+)
+from agent_rft.cluster.preflight.dialect import ReadDialect, read_dialect
+from agent_rft.cluster.preflight.lora import can_adapt, lora_problems
+from agent_rft.errors import Problem, UserError
+from agent_rft.spec.job import JobSpec
+from agent_rft.trainer.model.policy import STATE_LAYERS, layer_kinds, refuse_unsupported
+from agent_rft.trainer.model.router_replay import num_experts
 
 
 @dataclass(frozen=True, slots=True)

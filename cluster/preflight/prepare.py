@@ -8,13 +8,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from actors.grading.factory import graders_of
-from actors.grading.python_nodes import check_sandbox
-from cluster.planning.layout import ClusterPlan, lay_out_on_free
-from cluster.planning.model_folder import ModelFolder, context_of, context_problems
-from cluster.planning.nodes import Node, with_joining
-from cluster.planning.placement import Placement, RecordedLayout, Request, size
-from cluster.planning.plan import (
+from agent_rft.actors.grading.factory import graders_of
+from agent_rft.actors.grading.python_nodes import check_sandbox
+from agent_rft.chat.dialect import Dialect
+from agent_rft.chat.model_card import ModelCard
+from agent_rft.chat.renderer import Renderer
+from agent_rft.cluster.planning.layout import ClusterPlan, lay_out_on_free
+from agent_rft.cluster.planning.model_folder import ModelFolder, context_of, context_problems
+from agent_rft.cluster.planning.nodes import Node, with_joining
+from agent_rft.cluster.planning.placement import Placement, RecordedLayout, Request, size
+from agent_rft.cluster.planning.plan import (
     CHECKPOINT_BYTES_PER_PARAMETER,
     PROMPT_S,
     StepCost,
@@ -23,29 +26,26 @@ from cluster.planning.plan import (
     plan_of,
     step_cost,
 )
-from cluster.preflight.advice import advice
-from cluster.preflight.dialect import SWITCHES, grammar_problems
-from cluster.preflight.dry_run import WARNINGS, dry_run_problems
-from cluster.preflight.form_check import early_stop_problems
-from cluster.preflight.limits import resource_problems
-from cluster.preflight.model import read_model
-from cluster.preflight.resumed import Began, digests_of
-from cluster.preflight.rows import length_problems, read_files, rows_of
-from cluster.preflight.same_job import Change
-from cluster.preflight.space import Free, folder_problems, space_problems, write_speed
-from cluster.preflight.static import invalid_job, method_problems
-from cluster.preflight.tool_calls import fit_to_rows, tools_warning
-from trainer.chat.dialect import Dialect
-from trainer.chat.model_card import ModelCard
-from trainer.chat.renderer import Renderer
-from trainer.errors import GraderFailed, Problem, UserError
-from trainer.events import SettingChosen
-from trainer.problem_codes import stops_accepted
-from trainer.spec.graders import PythonGrader
-from trainer.spec.job import JobSpec, Reinforcement
-from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
-from trainer.spec.plan import Plan, resolve
-from trainer.types import Task
+from agent_rft.cluster.preflight.advice import advice
+from agent_rft.cluster.preflight.dialect import SWITCHES, grammar_problems
+from agent_rft.cluster.preflight.dry_run import WARNINGS, dry_run_problems
+from agent_rft.cluster.preflight.form_check import early_stop_problems
+from agent_rft.cluster.preflight.limits import resource_problems
+from agent_rft.cluster.preflight.model import read_model
+from agent_rft.cluster.preflight.resumed import Began, digests_of
+from agent_rft.cluster.preflight.rows import length_problems, read_files, rows_of
+from agent_rft.cluster.preflight.same_job import Change
+from agent_rft.cluster.preflight.space import Free, folder_problems, space_problems, write_speed
+from agent_rft.cluster.preflight.static import invalid_job, method_problems
+from agent_rft.cluster.preflight.tool_calls import fit_to_rows, tools_warning
+from agent_rft.errors import GraderFailed, Problem, UserError
+from agent_rft.events import SettingChosen
+from agent_rft.problems import stops_accepted
+from agent_rft.spec.graders import PythonGrader
+from agent_rft.spec.job import JobSpec, Reinforcement
+from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
+from agent_rft.spec.plan import Plan, resolve
+from agent_rft.types import Task
 
 NODE_REMEDY = "add a node with the Ray resource python_grader, or set python_grader_nodes: false in the configuration"
 

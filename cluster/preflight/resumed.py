@@ -14,16 +14,16 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from cluster.planning.layout import CHOSEN, layout_text
-from cluster.planning.placement import RECORDED, Placement, RecordedLayout
-from cluster.preflight.contents import digest_of, has_contents
-from cluster.preflight.same_job import START_AGAIN, Change, Comparison, changed, shown
-from cluster.records.run_folder import FORMAT, RunFolder, check_version
-from trainer.errors import InvalidJob, Problem
-from trainer.spec.endpoints import Positive
-from trainer.spec.job import FILES, JobSpec
-from trainer.spec.kept import without_todays_bounds
-from trainer.spec.plan import GROUP_SIZE, Plan
+from agent_rft.cluster.planning.layout import CHOSEN, layout_text
+from agent_rft.cluster.planning.placement import RECORDED, Placement, RecordedLayout
+from agent_rft.cluster.preflight.contents import digest_of, has_contents
+from agent_rft.cluster.preflight.same_job import START_AGAIN, Change, Comparison, changed, shown
+from agent_rft.cluster.records.run_folder import FORMAT, RunFolder, check_version
+from agent_rft.errors import InvalidJob, Problem
+from agent_rft.spec.endpoints import Positive
+from agent_rft.spec.job import FILES, JobSpec
+from agent_rft.spec.kept import without_todays_bounds
+from agent_rft.spec.plan import GROUP_SIZE, Plan
 
 REMEDY_OF_CONTENTS = f"restore its contents, or {START_AGAIN}"
 VALIDATION_NUMBERS = ("eval_interval", "eval_samples")

@@ -8,22 +8,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.endpoints.body import MAX_REQUEST_BYTES, MAX_ROW_BYTES, json_body
-from actors.graders.templates import INVALID_VARIABLE, TOO_LONG, render
-from actors.grading.factory import graders_of, templates_of
-from cluster.preflight.dialect import TOOLS_REMEDY
-from cluster.preflight.examples import example_sample
-from cluster.preflight.form_check import TOOLS
-from trainer.chat.conversation import samples_of
-from trainer.chat.renderer import Renderer
-from trainer.chat.template import RenderFailed
-from trainer.data.rows import read_tasks
-from trainer.errors import GraderFailed, Problem
-from trainer.spec.graders import EndpointGrader
-from trainer.spec.job import FILES, JobSpec, Reinforcement
-from trainer.spec.schemas.form import SchemaMistake
-from trainer.spec.schemas.json_schema import schema_mistake
-from trainer.types import Task
+from agent_rft.actors.endpoints.body import MAX_REQUEST_BYTES, MAX_ROW_BYTES, json_body
+from agent_rft.actors.graders.templates import INVALID_VARIABLE, TOO_LONG, render
+from agent_rft.actors.grading.factory import graders_of, templates_of
+from agent_rft.chat.conversation import samples_of
+from agent_rft.chat.renderer import Renderer
+from agent_rft.chat.template import RenderFailed
+from agent_rft.cluster.preflight.dialect import TOOLS_REMEDY
+from agent_rft.cluster.preflight.examples import example_sample
+from agent_rft.cluster.preflight.form_check import TOOLS
+from agent_rft.errors import GraderFailed, Problem
+from agent_rft.rows.rows import read_tasks
+from agent_rft.spec.graders import EndpointGrader
+from agent_rft.spec.job import FILES, JobSpec, Reinforcement
+from agent_rft.spec.schemas.form import SchemaMistake
+from agent_rft.spec.schemas.json_schema import schema_mistake
+from agent_rft.types import Task
 
 MIN_ANSWER_TOKENS = 16
 """A prompt must leave at least this many tokens of the context for the answer."""

@@ -16,11 +16,11 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 from pydantic_core import to_jsonable_python
 
-from cluster.records.redact import REDACTED, plain
-from trainer.errors import Problem
-from trainer.spec.endpoints import Endpoint, ToolSpec
-from trainer.spec.graders import EndpointGrader, PythonGrader
-from trainer.spec.job import (
+from agent_rft.cluster.records.redact import REDACTED, plain
+from agent_rft.errors import Problem
+from agent_rft.spec.endpoints import Endpoint, ToolSpec
+from agent_rft.spec.graders import EndpointGrader, PythonGrader
+from agent_rft.spec.job import (
     FILES,
     CommonHyperparameters,
     Hyperparameters,

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from cluster.planning.model_folder import ModelFolder
-from cluster.preflight.model import read_model
-from cluster.preflight.prepare import with_card
-from cluster.preflight.rows import read_files, rows_of
-from cluster.preflight.tool_calls import fit_to_rows
-from trainer.chat.conversation import Sample, samples_of
-from trainer.chat.dialect import Dialect
-from trainer.chat.renderer import Renderer
-from trainer.errors import UserError
-from trainer.spec.job import JobSpec
+from agent_rft.chat.conversation import Sample, samples_of
+from agent_rft.chat.dialect import Dialect
+from agent_rft.chat.renderer import Renderer
+from agent_rft.cluster.planning.model_folder import ModelFolder
+from agent_rft.cluster.preflight.model import read_model
+from agent_rft.cluster.preflight.prepare import with_card
+from agent_rft.cluster.preflight.rows import read_files, rows_of
+from agent_rft.cluster.preflight.tool_calls import fit_to_rows
+from agent_rft.errors import UserError
+from agent_rft.spec.job import JobSpec
 
 
 @dataclass(frozen=True, slots=True)

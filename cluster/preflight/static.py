@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from cluster.planning.model_folder import ModelFolder, context_of, context_problems, read_sizes
-from cluster.preflight.form_check import early_stop_problems, endpoint_problems
-from cluster.preflight.rows import JobRow, read_files, rows_of, size_problems, tool_problems, value_problems
-from trainer.data.rows import ranges
-from trainer.errors import InvalidJob, Problem
-from trainer.spec.job import FILES, JobSpec, Reinforcement
-from trainer.spec.operator.config import Operator
+from agent_rft.cluster.planning.model_folder import ModelFolder, context_of, context_problems, read_sizes
+from agent_rft.cluster.preflight.form_check import early_stop_problems, endpoint_problems
+from agent_rft.cluster.preflight.rows import JobRow, read_files, rows_of, size_problems, tool_problems, value_problems
+from agent_rft.errors import InvalidJob, Problem
+from agent_rft.rows.rows import ranges
+from agent_rft.spec.job import FILES, JobSpec, Reinforcement
+from agent_rft.spec.operator.config import Operator
 
 SHOWN_PER_KIND = 10
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from actors.engine.chat.dialects import answers_only
-from cluster.preflight.dialect import OWN_TEMPLATE
-from cluster.preflight.model import LoadableModel
-from cluster.preflight.rows import JobRow
-from trainer.errors import Problem
-from trainer.spec.job import JobSpec
+from agent_rft.actors.engine.chat.dialects import answers_only
+from agent_rft.cluster.preflight.dialect import OWN_TEMPLATE
+from agent_rft.cluster.preflight.model import LoadableModel
+from agent_rft.cluster.preflight.rows import JobRow
+from agent_rft.errors import Problem
+from agent_rft.spec.job import JobSpec
 
 
 def fit_to_rows(model: LoadableModel, job: JobSpec, rows: Sequence[JobRow]) -> tuple[LoadableModel, list[Problem]]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ray._private.state import state
 
-from cluster.ray_cluster.seats import RANK_NAME
+from agent_rft.cluster.ray_cluster.seats import RANK_NAME
 
 Row = Mapping[str, Any]
 

@@ -18,11 +18,11 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.dashboard.modules.job.common import JobInfoStorageClient, JobStatus
 from ray.exceptions import RayError
 
-from cluster.planning.plan import StopTime
-from cluster.records.redact import plain
-from trainer.errors import InvalidJob, MadeBefore
-from trainer.events import PhaseBegan, StepDone
-from trainer.run_events import RunEvent
+from agent_rft.cluster.planning.plan import StopTime
+from agent_rft.cluster.records.redact import plain
+from agent_rft.errors import InvalidJob, MadeBefore
+from agent_rft.events import PhaseBegan, StepDone
+from agent_rft.run_events import RunEvent
 
 WRITE_TIMEOUT_S = 10
 REFUSED = 2

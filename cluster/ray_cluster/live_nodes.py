@@ -11,7 +11,7 @@ from ray._private.state import available_resources_per_node
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.planning.nodes import ASK_TIMEOUT_S, Node, gpu_memories, memory_here
+from agent_rft.cluster.planning.nodes import ASK_TIMEOUT_S, Node, gpu_memories, memory_here
 
 HEAD = "node:__internal_head__"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ray._private import ray_constants
 
-from trainer.errors import UserError
+from agent_rft.errors import UserError
 
 TOKEN_FILE = Path(".ray") / "auth_token"
 """Where Ray looks for its token, below the user's home."""

@@ -1,4 +1,4 @@
-"""Reads what `ray start` runs from the disk (`python -m cluster.ray_cluster.read_ahead`), before it is started.
+"""`python -m agent_rft.cluster.ray_cluster.read_ahead` reads what `ray start` runs from the disk before it starts.
 
 `ray start` gives up if its node has not registered after 30 s, a constant of Ray (`raylet_start_wait_time_s`), and the
 node registers once its agents have started, which import some 2,000 files. A disk that is still cold took longer: all

@@ -21,9 +21,9 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from cluster.planning.placement import KINDS, Bundle, Placement, assign, bundle_name, holds, text_of
-from cluster.ray_cluster.usage import FURTHER, REQUIRED, cluster_use, group_name, holders
-from trainer.errors import InvalidJob, Problem
+from agent_rft.cluster.planning.placement import KINDS, Bundle, Placement, assign, bundle_name, holds, text_of
+from agent_rft.cluster.ray_cluster.usage import FURTHER, REQUIRED, cluster_use, group_name, holders
+from agent_rft.errors import InvalidJob, Problem
 
 PLACEMENT_TIMEOUT_S = 300.0
 NEWS_S = 5.0

@@ -23,13 +23,13 @@ import ray
 from ray.dashboard.utils import ray_address_to_api_server_url
 from ray.job_config import JobConfig
 
-from actors.runtime.cores import usable_cores
-from actors.runtime.exporter import HOST as METRICS_HOST
-from actors.runtime.temporary import short_temporary_folder
-from cluster.planning.nodes import Node
-from cluster.ray_cluster.live_nodes import live_nodes
-from cluster.ray_cluster.loopback import keep_token_private, loopback_variables, on_the_loopback
-from trainer.errors import InvalidJob, Problem, RftError
+from agent_rft.actors.runtime.cores import usable_cores
+from agent_rft.actors.runtime.exporter import HOST as METRICS_HOST
+from agent_rft.actors.runtime.temporary import short_temporary_folder
+from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.ray_cluster.live_nodes import live_nodes
+from agent_rft.cluster.ray_cluster.loopback import keep_token_private, loopback_variables, on_the_loopback
+from agent_rft.errors import InvalidJob, Problem, RftError
 
 CONNECT_TIMEOUT_S = 10.0
 NOT_STARTED = "Ray could not be started on this machine"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from actors.engine.shared.actor import SharedConfig
-from cluster.planning.placement import text_of
-from cluster.ray_cluster.seats import FURTHER_S, PLACEMENT_TIMEOUT_S, not_available
+from agent_rft.actors.engine.shared.actor import SharedConfig
+from agent_rft.cluster.planning.placement import text_of
+from agent_rft.cluster.ray_cluster.seats import FURTHER_S, PLACEMENT_TIMEOUT_S, not_available
 
 
 class SharedSeats:

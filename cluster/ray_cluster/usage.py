@@ -15,7 +15,7 @@ from ray.autoscaler.v2.sdk import get_cluster_status
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from ray.util.placement_group import placement_group_table
 
-from cluster.planning.placement import Bundle, assign, holds
+from agent_rft.cluster.planning.placement import Bundle, assign, holds
 
 MODEL_APPS = "agent-rft-model-"
 """How the names of Ray Serve's applications of served models begin."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.records.wanted import DISCARDED, listed, text
-from trainer.data.rollout_files import Place, read_lines
-from trainer.data.rollout_json import outcome_from_json
-from trainer.types import Discarded, Group, Rollout
+from agent_rft.cluster.records.wanted import DISCARDED, listed, text
+from agent_rft.rows.rollout_files import Place, read_lines
+from agent_rft.rows.rollout_json import outcome_from_json
+from agent_rft.types import Discarded, Group, Rollout
 
 FORMAT = 2
 """The format of the tables. An index of another one is rebuilt."""

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
 
-from trainer.spec.job import JobSpec
+from agent_rft.spec.job import JobSpec
 
 REDACTED = "**********"
 

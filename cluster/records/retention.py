@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.records.rollout_index import RolloutFile, RolloutIndex
-from trainer.data.rollout_files import ROLLOUTS_SUFFIX
-from trainer.loop.checkpoint import latest_checkpoint
-from trainer.spec.operator.config import RecordLimits
+from agent_rft.cluster.records.rollout_index import RolloutFile, RolloutIndex
+from agent_rft.rows.rollout_files import ROLLOUTS_SUFFIX
+from agent_rft.spec.operator.config import RecordLimits
+from agent_rft.trainer.loop.checkpoint import latest_checkpoint
 
 
 def trim(run: Path, index: RolloutIndex, limits: RecordLimits) -> list[str]:

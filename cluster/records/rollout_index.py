@@ -20,14 +20,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster.records.index_tables import FORMAT, INSERT, SELECTED, TABLES, Found, found_in, rows_in, rows_of
-from cluster.records.text_search import TextSearch
-from cluster.records.wanted import Wanted, text
-from trainer.data.ownership import files_of
-from trainer.data.rollout_files import ROLLOUTS_SUFFIX, LineReader, Place, request_of
-from trainer.data.rollout_json import outcome_from_json
-from trainer.errors import UserError
-from trainer.types import Discarded, Group, GroupRequest, Rollout
+from agent_rft.cluster.records.index_tables import FORMAT, INSERT, SELECTED, TABLES, Found, found_in, rows_in, rows_of
+from agent_rft.cluster.records.text_search import TextSearch
+from agent_rft.cluster.records.wanted import Wanted, text
+from agent_rft.errors import UserError
+from agent_rft.rows.ownership import files_of
+from agent_rft.rows.rollout_files import ROLLOUTS_SUFFIX, LineReader, Place, request_of
+from agent_rft.rows.rollout_json import outcome_from_json
+from agent_rft.types import Discarded, Group, GroupRequest, Rollout
 
 SHOWN = 50
 """Values that a message lists."""

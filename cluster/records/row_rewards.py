@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cluster.records.rollout_index import JOINED, RolloutIndex, UnknownValue
-from cluster.records.wanted import Wanted
+from agent_rft.cluster.records.rollout_index import JOINED, RolloutIndex, UnknownValue
+from agent_rft.cluster.records.wanted import Wanted
 
 BINS = 10
 RowOrder = Literal["worst", "best", "widest"]

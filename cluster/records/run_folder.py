@@ -1,16 +1,16 @@
 """The folder of one run: all files that a job writes, readable while it runs and after it was killed.
 
-One process writes them, its owner (see `trainer.data.ownership`):
+One process writes them, its owner (see `agent_rft.rows.ownership`):
 
     job.resolved.json      format, job and plan, without secrets; a resumed run keeps these values
-    events.jsonl           see `trainer.run_events`
-    metrics.jsonl          one flat object per step, with the names of `trainer.metrics`
+    events.jsonl           see `agent_rft.run_events`
+    metrics.jsonl          one flat object per step, with the names of `agent_rft.metrics`
     evaluations.jsonl      {name, time, fields of Evaluation}
     rollouts/<name>.jsonl.zst   step-000001, validation-000000, test-before, ...
-    rollouts.sqlite        see `cluster.records.rollout_index`
-    checkpoints/           see `trainer.loop.checkpoint`
-    journal/               see `trainer.loop.journal`
-    now.json               what the actors of a run in progress do, see `cluster.run.now`
+    rollouts.sqlite        see `agent_rft.cluster.records.rollout_index`
+    checkpoints/           see `agent_rft.trainer.loop.checkpoint`
+    journal/               see `agent_rft.trainer.loop.journal`
+    now.json               what the actors of a run in progress do, see `agent_rft.cluster.run.now`
     report.html
 
 Lines are appended whole; rollout files are written under a temporary name and renamed. A resumed run may report
@@ -33,27 +33,34 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from cluster.records.redact import plain, public_job
-from cluster.records.retention import trim
-from cluster.records.rollout_index import RolloutIndex
-from trainer.data.durable import write_durably
-from trainer.data.ownership import files_of
-from trainer.data.rollout_files import ROLLOUTS_SUFFIX, LineReader, Place, read_groups, read_outcomes, write_groups
-from trainer.data.rollout_json import outcome_from_json
-from trainer.errors import MadeBefore, UserError
-from trainer.events import VALIDATION, Evaluated, StepDone
-from trainer.loop.checkpoint import latest_checkpoint
-from trainer.run_events import RunEvent, evaluation_of
-from trainer.spec.job import JobSpec
-from trainer.spec.operator.config import RecordLimits
-from trainer.spec.plan import Plan
-from trainer.types import Discarded, Evaluation, Group, GroupRequest, Rollout
+from agent_rft.cluster.records.redact import plain, public_job
+from agent_rft.cluster.records.retention import trim
+from agent_rft.cluster.records.rollout_index import RolloutIndex
+from agent_rft.errors import MadeBefore, UserError
+from agent_rft.events import VALIDATION, Evaluated, StepDone
+from agent_rft.rows.durable import write_durably
+from agent_rft.rows.ownership import files_of
+from agent_rft.rows.rollout_files import (
+    ROLLOUTS_SUFFIX,
+    LineReader,
+    Place,
+    read_groups,
+    read_outcomes,
+    write_groups,
+)
+from agent_rft.rows.rollout_json import outcome_from_json
+from agent_rft.run_events import RunEvent, evaluation_of
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.operator.config import RecordLimits
+from agent_rft.spec.plan import Plan
+from agent_rft.trainer.loop.checkpoint import latest_checkpoint
+from agent_rft.types import Discarded, Evaluation, Group, GroupRequest, Rollout
 
 NAMES = (
     *("job.resolved.json", "events.jsonl", "metrics.jsonl", "evaluations.jsonl", "rollouts", "rollouts.sqlite"),
     *("checkpoints", "journal", "now.json", "report.html", "readiness.json", "readiness.html"),
 )
-"""What a run writes: names of `trainer.data.ownership`."""
+"""What a run writes: names of `agent_rft.rows.ownership`."""
 DRAWS = "ready"
 """The names of rollout files of a look before training begin so."""
 FORMAT = 3

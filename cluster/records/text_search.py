@@ -13,8 +13,8 @@ from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
-from cluster.records.index_tables import Found
-from trainer.data.rollout_files import LineReader, Place
+from agent_rft.cluster.records.index_tables import Found
+from agent_rft.rows.rollout_files import LineReader, Place
 
 LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 

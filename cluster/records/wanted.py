@@ -9,7 +9,7 @@ from typing import Any, Literal
 DISCARDED = "discarded"
 """The `finish` of a rollout without a grade."""
 Ended = Literal["answer", "max_steps", "max_tokens", "context", "discarded"]
-"""`trainer.types.Finish`, or DISCARDED; here since that module loads numpy, and the command line does not."""
+"""`agent_rft.types.Finish`, or DISCARDED; here since that module loads numpy, and the command line does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,24 +11,24 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-from actors.engine.shared.actor import SharedConfig
-from actors.engine.vllm_engine import EngineConfig
-from actors.learner.group import LearnerGroup
-from actors.learner.rank import LearnerConfig
-from actors.rollout.episode import EpisodeSpec
-from actors.rollout.worker import WorkerConfig
-from actors.runtime.exporter import MetricsAddress
-from actors.weights.adapter import AdapterConfig
-from actors.weights.broadcast_sync import BroadcastSync
-from actors.weights.sync import WeightSync
-from cluster.planning.placement import size
-from cluster.planning.plan import learning_token_s
-from cluster.planning.plan_view import how_shared
-from cluster.preflight.prepare import Prepared
-from trainer.chat.model_card import ModelCard
-from trainer.chat.model_files import ModelFiles
-from trainer.spec.job import AlgorithmSpec
-from trainer.spec.operator.config import TraceSettings
+from agent_rft.actors.engine.shared.actor import SharedConfig
+from agent_rft.actors.engine.vllm_engine import EngineConfig
+from agent_rft.actors.learner.group import LearnerGroup
+from agent_rft.actors.learner.rank import LearnerConfig
+from agent_rft.actors.rollout.episode import EpisodeSpec
+from agent_rft.actors.rollout.worker import WorkerConfig
+from agent_rft.actors.runtime.exporter import MetricsAddress
+from agent_rft.actors.weights.adapter import AdapterConfig
+from agent_rft.actors.weights.broadcast_sync import BroadcastSync
+from agent_rft.actors.weights.sync import WeightSync
+from agent_rft.chat.model_card import ModelCard
+from agent_rft.chat.model_files import ModelFiles
+from agent_rft.cluster.planning.placement import size
+from agent_rft.cluster.planning.plan import learning_token_s
+from agent_rft.cluster.planning.plan_view import how_shared
+from agent_rft.cluster.preflight.prepare import Prepared
+from agent_rft.spec.job import AlgorithmSpec
+from agent_rft.spec.operator.config import TraceSettings
 
 
 def worker_config(

@@ -11,36 +11,36 @@ from typing import Any, cast
 
 import ray
 
-from actors.endpoints.signing import signer_of
-from actors.grading.factory import GRACE_S, grade_deadline_s, graders_of
-from actors.grading.pool import GraderPoolActor, GraderPoolClient, watched_graders
-from actors.learner.group import LearnerGroup
-from actors.rollout.assignment import GroupAffinity
-from actors.rollout.canary import CANARY_LIMITS
-from actors.rollout.fleet import Fleet
-from actors.rollout.worker import RolloutWorker
-from actors.runtime.calls import flush_actors
-from actors.runtime.turns import Turns
-from actors.runtime.watchdog import Watchdog, Watched
-from actors.tools.actor import DispatcherClient, start_dispatchers, watched_dispatchers
-from actors.weights.start_timeout import start_timeout_s
-from cluster.planning.placement import num_dispatchers
-from cluster.preflight.prepare import Prepared
-from cluster.ray_cluster.live_nodes import LiveNodes
-from cluster.ray_cluster.seats import Seats
-from cluster.ray_cluster.shared_seats import SharedSeats
-from cluster.ray_cluster.turn import own_turn
-from cluster.records.run_folder import RunFolder
-from cluster.run.actor_configs import learner_config, shared_engines, weight_sync, worker_config
-from cluster.run.metrics_sink import MetricsSink
-from cluster.run.now import NowFile
-from cluster.run.reservation import reserve
-from cluster.run.sessions import JobSessions
-from trainer.errors import Discard, first_error
-from trainer.events import ComponentFailed, PhaseBegan
-from trainer.protocols import Emit
-from trainer.spec.job import Reinforcement
-from trainer.spec.operator.config import Operator
+from agent_rft.actors.endpoints.signing import signer_of
+from agent_rft.actors.grading.factory import GRACE_S, grade_deadline_s, graders_of
+from agent_rft.actors.grading.pool import GraderPoolActor, GraderPoolClient, watched_graders
+from agent_rft.actors.learner.group import LearnerGroup
+from agent_rft.actors.rollout.assignment import GroupAffinity
+from agent_rft.actors.rollout.canary import CANARY_LIMITS
+from agent_rft.actors.rollout.fleet import Fleet
+from agent_rft.actors.rollout.worker import RolloutWorker
+from agent_rft.actors.runtime.calls import flush_actors
+from agent_rft.actors.runtime.turns import Turns
+from agent_rft.actors.runtime.watchdog import Watchdog, Watched
+from agent_rft.actors.tools.actor import DispatcherClient, start_dispatchers, watched_dispatchers
+from agent_rft.actors.weights.start_timeout import start_timeout_s
+from agent_rft.cluster.planning.placement import num_dispatchers
+from agent_rft.cluster.preflight.prepare import Prepared
+from agent_rft.cluster.ray_cluster.live_nodes import LiveNodes
+from agent_rft.cluster.ray_cluster.seats import Seats
+from agent_rft.cluster.ray_cluster.shared_seats import SharedSeats
+from agent_rft.cluster.ray_cluster.turn import own_turn
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.run.actor_configs import learner_config, shared_engines, weight_sync, worker_config
+from agent_rft.cluster.run.metrics_sink import MetricsSink
+from agent_rft.cluster.run.now import NowFile
+from agent_rft.cluster.run.reservation import reserve
+from agent_rft.cluster.run.sessions import JobSessions
+from agent_rft.errors import Discard, first_error
+from agent_rft.events import ComponentFailed, PhaseBegan
+from agent_rft.protocols import Emit
+from agent_rft.spec.job import Reinforcement
+from agent_rft.spec.operator.config import Operator
 
 
 class RunActors:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.engine.chat.parsing import ParsedTurn, parser_of
-from actors.rollout.trajectory import Trajectory, read_turn
-from trainer.chat.renderer import Renderer
-from trainer.data.durable import write_durably
-from trainer.types import Group, Rollout, Task, ToolSchema
+from agent_rft.actors.engine.chat.parsing import ParsedTurn, parser_of
+from agent_rft.actors.rollout.trajectory import Trajectory, read_turn
+from agent_rft.chat.renderer import Renderer
+from agent_rft.rows.durable import write_durably
+from agent_rft.types import Group, Rollout, Task, ToolSchema
 
 ReadTurn = Callable[[Sequence[int], Sequence[ToolSchema]], ParsedTurn]
 """A turn's sampled tokens and the row's tools -> what it says."""

@@ -11,15 +11,15 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from cluster.records.redact import plain
-from cluster.stores.checkpoint_claims import CheckpointsTaken
-from cluster.stores.checkpoint_store import CheckpointStore, StoreFailed
-from trainer.data.ownership import Claim
-from trainer.errors import RftError
-from trainer.events import CheckpointCopied, CheckpointStoreFailed, CheckpointStoreTaken, PhaseBegan
-from trainer.loop.checkpoint import latest_checkpoint
-from trainer.protocols import Emit
-from trainer.spec.operator.config import Operator
+from agent_rft.cluster.records.checkpoint_claims import CheckpointsTaken
+from agent_rft.cluster.records.checkpoint_store import CheckpointStore, StoreFailed
+from agent_rft.cluster.records.redact import plain
+from agent_rft.errors import RftError
+from agent_rft.events import CheckpointCopied, CheckpointStoreFailed, CheckpointStoreTaken, PhaseBegan
+from agent_rft.protocols import Emit
+from agent_rft.rows.ownership import Claim
+from agent_rft.spec.operator.config import Operator
+from agent_rft.trainer.loop.checkpoint import latest_checkpoint
 
 PAUSES_S = (5.0, 30.0, 120.0)
 """The pause before each further attempt to copy a checkpoint; after the last one the next checkpoint is awaited."""

@@ -15,41 +15,41 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from actors.rollout.fleet import Fleet
-from actors.runtime.exporter import MetricsAddress
-from actors.runtime.tracing import tracer_of
-from cluster.planning.layout import layout_text
-from cluster.planning.model_folder import ModelFolder
-from cluster.preflight.prepare import Prepared, prepare
-from cluster.preflight.resumed import Began
-from cluster.preflight.static import check_gradable
-from cluster.ray_cluster.job_status import RayJobStatus, folder_warning, stop_warning
-from cluster.ray_cluster.session import is_local, ray_session
-from cluster.records.redact import public_job
-from cluster.records.run_folder import NAMES, RunFolder, new_run_folder, open_run
-from cluster.run.actor_configs import checking, print_plan
-from cluster.run.actors import RunActors
-from cluster.run.copies import Copies, open_store, restore
-from cluster.run.integrations import load_integrations
-from cluster.run.metrics_sink import MetricsSink
-from cluster.run.plugins import RunInfo, load_plugins
-from cluster.run.progress import ProgressReports
-from cluster.run.readiness import Look, look_at
-from cluster.run.report_writer import ReportWriter
-from cluster.run.signals import Signals
-from cluster.run.step_traces import StepTraces
-from cluster.run.stream import EventStream, Watch
-from cluster.stores.checkpoint_store import CheckpointStore
-from cluster.views.busy_sides import compare_sides
-from cluster.views.comparison.cheaper import fewer_calls
-from cluster.views.ending import next_steps
-from cluster.views.live import LiveView, before_after_table
-from cluster.views.readiness.page import page_of, write_page
-from cluster.views.report.page import write_report
-from trainer.chat.conversation import samples_of
-from trainer.data.ownership import Claim, FolderLost, FolderOwned, Tell, claim, silence_s
-from trainer.errors import InvalidJob, RftError
-from trainer.events import (
+from agent_rft.actors.rollout.fleet import Fleet
+from agent_rft.actors.runtime.exporter import MetricsAddress
+from agent_rft.actors.runtime.tracing import tracer_of
+from agent_rft.chat.conversation import samples_of
+from agent_rft.cluster.planning.layout import layout_text
+from agent_rft.cluster.planning.model_folder import ModelFolder
+from agent_rft.cluster.preflight.prepare import Prepared, prepare
+from agent_rft.cluster.preflight.resumed import Began
+from agent_rft.cluster.preflight.static import check_gradable
+from agent_rft.cluster.ray_cluster.job_status import RayJobStatus, folder_warning, stop_warning
+from agent_rft.cluster.ray_cluster.session import is_local, ray_session
+from agent_rft.cluster.readiness.findings import Readiness
+from agent_rft.cluster.records.checkpoint_store import CheckpointStore
+from agent_rft.cluster.records.redact import public_job
+from agent_rft.cluster.records.run_folder import NAMES, RunFolder, new_run_folder, open_run
+from agent_rft.cluster.run.actor_configs import checking, print_plan
+from agent_rft.cluster.run.actors import RunActors
+from agent_rft.cluster.run.copies import Copies, open_store, restore
+from agent_rft.cluster.run.integrations import load_integrations
+from agent_rft.cluster.run.metrics_sink import MetricsSink
+from agent_rft.cluster.run.plugins import RunInfo, load_plugins
+from agent_rft.cluster.run.progress import ProgressReports
+from agent_rft.cluster.run.readiness import Look, look_at
+from agent_rft.cluster.run.report_writer import ReportWriter
+from agent_rft.cluster.run.signals import Signals
+from agent_rft.cluster.run.step_traces import StepTraces
+from agent_rft.cluster.run.stream import EventStream, Watch
+from agent_rft.cluster.views.busy_sides import compare_sides
+from agent_rft.cluster.views.comparison.cheaper import fewer_calls
+from agent_rft.cluster.views.ending import next_steps
+from agent_rft.cluster.views.live import LiveView, before_after_table
+from agent_rft.cluster.views.readiness.page import page_of, write_page
+from agent_rft.cluster.views.report.page import write_report
+from agent_rft.errors import InvalidJob, RftError
+from agent_rft.events import (
     Evaluated,
     JobEnded,
     JobStarted,
@@ -59,16 +59,16 @@ from trainer.events import (
     ReadinessJudged,
     SettingChanged,
 )
-from trainer.loop.checkpoint import Checkpoints, best_checkpoint, latest_checkpoint
-from trainer.loop.evaluate import evaluate
-from trainer.loop.journal import Journal
-from trainer.loop.reinforcement import Loop, LoopConfig
-from trainer.loop.supervised import SupervisedLoop
-from trainer.protocols import Sink
-from trainer.readiness.findings import Readiness
-from trainer.spec.job import JobSpec
-from trainer.spec.operator.config import Operator
-from trainer.types import Evaluation, Group, Task
+from agent_rft.protocols import Sink
+from agent_rft.rows.ownership import Claim, FolderLost, FolderOwned, Tell, claim, silence_s
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.operator.config import Operator
+from agent_rft.trainer.loop.checkpoint import Checkpoints, best_checkpoint, latest_checkpoint
+from agent_rft.trainer.loop.evaluate import evaluate
+from agent_rft.trainer.loop.journal import Journal
+from agent_rft.trainer.loop.reinforcement import Loop, LoopConfig
+from agent_rft.trainer.loop.supervised import SupervisedLoop
+from agent_rft.types import Evaluation, Group, Task
 
 OWNED_REMEDY = "; to wait for its end, give --wait-for-run 10m, or train in another folder"
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}

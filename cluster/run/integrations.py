@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any, assert_never
 
-from actors.endpoints.url import secrets_of
-from cluster.records.redact import REDACTED, hide
-from cluster.run.plugins import PluginSink, RunInfo
-from cluster.run.trackers.mlflow_run import MlflowRun
-from cluster.run.trackers.tensorboard_files import TensorboardFiles
-from cluster.run.trackers.tracker import CannotTrack, TrackedRun, Tracker, TrackerSink, settings_of
-from cluster.run.trackers.wandb_run import FINISH_S, WandbRun
-from trainer.events import Event, IntegrationFailed
-from trainer.protocols import Sink
-from trainer.spec.integrations import (
+from agent_rft.actors.endpoints.url import secrets_of
+from agent_rft.cluster.records.redact import REDACTED, hide
+from agent_rft.cluster.run.plugins import PluginSink, RunInfo
+from agent_rft.cluster.run.trackers.mlflow_run import MlflowRun
+from agent_rft.cluster.run.trackers.tensorboard_files import TensorboardFiles
+from agent_rft.cluster.run.trackers.tracker import CannotTrack, TrackedRun, Tracker, TrackerSink, settings_of
+from agent_rft.cluster.run.trackers.wandb_run import FINISH_S, WandbRun
+from agent_rft.events import Event, IntegrationFailed
+from agent_rft.protocols import Sink
+from agent_rft.spec.integrations import (
     Integration,
     IntegrationAccess,
     MlflowIntegration,

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
-from actors.runtime.exporter import MetricsAddress, Telemetry
-from actors.runtime.recorder import Recorder
-from actors.runtime.tracing import NO_TRACES, Tracer
-from cluster.records.run_folder import RunFolder
-from trainer.events import (
+from agent_rft.actors.runtime.exporter import MetricsAddress, Telemetry
+from agent_rft.actors.runtime.recorder import Recorder
+from agent_rft.actors.runtime.tracing import NO_TRACES, Tracer
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.events import (
     VALIDATION,
     CheckpointSaved,
     CheckpointStoreFailed,
@@ -29,9 +29,9 @@ from trainer.events import (
     StepDone,
     StoreAction,
 )
-from trainer.metrics import METRICS, metric_of
-from trainer.run_events import RunEvent
-from trainer.types import Evaluation, Group, Rollout
+from agent_rft.metrics import METRICS, metric_of
+from agent_rft.run_events import RunEvent
+from agent_rft.types import Evaluation, Group, Rollout
 
 GROWING = ("counter", "histogram")
 

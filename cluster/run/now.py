@@ -19,12 +19,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from actors.endpoints.stats import quantile_s
-from actors.rollout.fleet import EngineState
-from actors.runtime.watchdog import Seen
-from cluster.records.run_folder import RunFolder
-from trainer.events import EndpointOutageBegan, EndpointOutageEnded
-from trainer.protocols import Emit
+from agent_rft.actors.endpoints.stats import quantile_s
+from agent_rft.actors.rollout.fleet import EngineState
+from agent_rft.actors.runtime.watchdog import Seen
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.events import EndpointOutageBegan, EndpointOutageEnded
+from agent_rft.protocols import Emit
 
 EVERY_S = 3.0
 WINDOW = 20
@@ -87,14 +87,14 @@ class EndpointOutages:
 
 
 class Watching(Protocol):
-    """The part of actors.runtime.watchdog.Watchdog that is needed here."""
+    """The part of agent_rft.actors.runtime.watchdog.Watchdog that is needed here."""
 
     @property
     def seen(self) -> list[Seen]: ...
 
 
 class Engines(Protocol):
-    """The part of actors.rollout.fleet.Fleet that is needed here."""
+    """The part of agent_rft.actors.rollout.fleet.Fleet that is needed here."""
 
     def engines(self) -> list[EngineState]: ...
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]: ...

@@ -18,9 +18,9 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from trainer.events import Event, SinkCutOff
-from trainer.protocols import Sink
-from trainer.run_events import RunEvent
+from agent_rft.events import Event, SinkCutOff
+from agent_rft.protocols import Sink
+from agent_rft.run_events import RunEvent
 
 GROUP = "agent_rft.sinks"
 MAX_WAITING = 1_000

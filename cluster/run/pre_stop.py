@@ -1,4 +1,4 @@
-"""Run before a pod ends (`python -m cluster.run.pre_stop`): its training runs save a checkpoint and stop.
+"""Run before a pod ends (`python -m agent_rft.cluster.run.pre_stop`): its training runs save a checkpoint and stop.
 
 These are the runs whose driver or a learner rank is on this Ray node. Their drivers are asked as by a first signal, and
 the pod waits until they have ended, for RAY_JOB_STOP_WAIT_TIME_S at most. The Ray jobs then have failed with exit code
@@ -15,10 +15,10 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.ray_cluster.drivers import Driver, drivers_on, without_ended
-from cluster.ray_cluster.job_status import NEEDED_TO_STOP_S, STOP_WAIT
-from cluster.ray_cluster.session import ray_session, unreachable
-from cluster.run.signals import STOP_REQUEST
+from agent_rft.cluster.ray_cluster.drivers import Driver, drivers_on, without_ended
+from agent_rft.cluster.ray_cluster.job_status import NEEDED_TO_STOP_S, STOP_WAIT
+from agent_rft.cluster.ray_cluster.session import ray_session, unreachable
+from agent_rft.cluster.run.signals import STOP_REQUEST
 
 POLL_S = 0.5
 

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from actors.rollout.board import Board
-from trainer.events import BatchStarved, Evaluated, RolloutsProgressed, StepDone
-from trainer.protocols import Emit
-from trainer.run_events import RunEvent
-from trainer.spec.plan import Plan
-from trainer.types import Purpose, Rollout
+from agent_rft.actors.rollout.board import Board
+from agent_rft.events import BatchStarved, Evaluated, RolloutsProgressed, StepDone
+from agent_rft.protocols import Emit
+from agent_rft.run_events import RunEvent
+from agent_rft.spec.plan import Plan
+from agent_rft.types import Purpose, Rollout
 
 EVERY_S = 1.0
 SHOWN_CALLS, CALL_CHARS, ANSWER_CHARS = 4, 40, 80

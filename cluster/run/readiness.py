@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from actors.grading.pool import GraderPool
-from cluster.preflight.prepare import Prepared
-from cluster.records.run_folder import DRAWS, RunFolder
-from cluster.run.best_draws import reader_of, write_best_draws
-from cluster.views.regrade import cases_of, grade_cases
-from trainer.readiness.findings import Readiness, readiness_of
-from trainer.spec.job import Reinforcement
-from trainer.spec.operator.config import Operator
-from trainer.types import Grade, Group, Task
+from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.cluster.preflight.prepare import Prepared
+from agent_rft.cluster.readiness.findings import Readiness, readiness_of
+from agent_rft.cluster.records.run_folder import DRAWS, RunFolder
+from agent_rft.cluster.run.best_draws import reader_of, write_best_draws
+from agent_rft.cluster.views.regrade import cases_of, grade_cases
+from agent_rft.spec.job import Reinforcement
+from agent_rft.spec.operator.config import Operator
+from agent_rft.types import Grade, Group, Task
 
 ROWS_AT_ONCE = 64
 """Rows of a portion: with 8 rollouts each they fill the engines of a node, and a stop loses no more."""

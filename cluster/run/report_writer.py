@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trainer.events import Evaluated, StepDone
-from trainer.run_events import RunEvent
+from agent_rft.events import Evaluated, StepDone
+from agent_rft.run_events import RunEvent
 
 SCRIPT = """
 import os, sys
 from pathlib import Path
 
 os.nice(19)
-from cluster.views.report.page import write_report
+from agent_rft.cluster.views.report.page import write_report
 write_report(Path(sys.argv[1]))
 """
 MIN_EVERY_S = 30.0

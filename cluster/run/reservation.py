@@ -11,10 +11,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from cluster.planning.nodes import Node
-from cluster.planning.placement import Placement
-from cluster.preflight.prepare import Prepared
-from trainer.spec.operator.config import Operator
+from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.planning.placement import Placement
+from agent_rft.cluster.preflight.prepare import Prepared
+from agent_rft.spec.operator.config import Operator
 
 GRANT_S = 5.0
 """How long a turn lasts at most after the request; Ray grants what is free within milliseconds."""

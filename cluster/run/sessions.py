@@ -9,11 +9,11 @@ import asyncio
 from itertools import count
 from pathlib import Path
 
-from actors.tools.actor import DispatcherClient
-from actors.tools.sessions import CLOSE_S
-from trainer.errors import CannotStart, EngineFailed, ToolFailed
-from trainer.events import SessionProblem
-from trainer.protocols import Emit
+from agent_rft.actors.tools.actor import DispatcherClient
+from agent_rft.actors.tools.sessions import CLOSE_S
+from agent_rft.errors import CannotStart, EngineFailed, ToolFailed
+from agent_rft.events import SessionProblem
+from agent_rft.protocols import Emit
 
 NEWS_EVERY_S = 10.0
 CLOSE_GRACE_S = 10.0

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 from opentelemetry.trace import Span
 
-from actors.runtime.tracing import Tracer
-from trainer.events import VALIDATION, Evaluated, LearnerRestarted, LossEvaluated, PhaseBegan, StepDone
-from trainer.run_events import RunEvent
-from trainer.types import Group
+from agent_rft.actors.runtime.tracing import Tracer
+from agent_rft.events import VALIDATION, Evaluated, LearnerRestarted, LossEvaluated, PhaseBegan, StepDone
+from agent_rft.run_events import RunEvent
+from agent_rft.types import Group
 
 PARTS = (
     ("sampling", "time_wait_s"),

@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from cluster.records.redact import plain
-from cluster.run.plugins import PluginSink
-from trainer.events import Event, SinkCutOff
-from trainer.protocols import Sink
-from trainer.run_events import RunEvent, data_of, stored
-from trainer.types import Group
+from agent_rft.cluster.records.redact import plain
+from agent_rft.cluster.run.plugins import PluginSink
+from agent_rft.events import Event, SinkCutOff
+from agent_rft.protocols import Sink
+from agent_rft.run_events import RunEvent, data_of, stored
+from agent_rft.types import Group
 
 if TYPE_CHECKING:
-    from cluster.preflight.prepare import Prepared
+    from agent_rft.cluster.preflight.prepare import Prepared
 
 
 class GroupSink(Protocol):

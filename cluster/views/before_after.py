@@ -9,10 +9,10 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Literal
 
-from trainer.metrics import EVALUATION
-from trainer.metrics.intervals import FEW, Interval, paired_bootstrap
-from trainer.metrics.metric import Metric
-from trainer.types import Evaluation, Group
+from agent_rft.metrics import EVALUATION
+from agent_rft.metrics.intervals import FEW, Interval, paired_bootstrap
+from agent_rft.metrics.metric import Metric
+from agent_rft.types import Evaluation, Group
 
 Verdict = Literal["better", "worse", "same"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from cluster.planning.placement import Placement
-from trainer.events import SidesCompared
+from agent_rft.cluster.planning.placement import Placement
+from agent_rft.events import SidesCompared
 
 MIN_GAIN = 0.15
 """Share of the time of a step that other numbers must save to be suggested; shares differ by some percent anyway."""

@@ -8,11 +8,11 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cluster.records.run_folder import RunFolder
-from trainer.data.ownership import lasting
-from trainer.errors import UserError
-from trainer.events import AlarmRaised
-from trainer.loop.checkpoint import best_checkpoint
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.errors import UserError
+from agent_rft.events import AlarmRaised
+from agent_rft.rows.ownership import lasting
+from agent_rft.trainer.loop.checkpoint import best_checkpoint
 
 WORST = 3
 FILES = ("test_file", "validation_file", "training_file")

@@ -14,9 +14,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from cluster.views.traces import Trace
-from trainer.errors import UserError
-from trainer.types import Discarded, Grade, Rollout
+from agent_rft.cluster.views.traces import Trace
+from agent_rft.errors import UserError
+from agent_rft.types import Discarded, Grade, Rollout
 
 Kind = Literal["string", "int64", "double", "list<string>"]
 BATCH = 1_000

@@ -24,12 +24,12 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from cluster.views.before_after import compare, few_note
-from trainer.events import Evaluated, JobEnded, PhaseBegan, RolloutDiscarded, RolloutsProgressed, StepDone
-from trainer.metrics import METRICS
-from trainer.metrics.intervals import Interval
-from trainer.run_events import RunEvent
-from trainer.types import Evaluation
+from agent_rft.cluster.views.before_after import compare, few_note
+from agent_rft.events import Evaluated, JobEnded, PhaseBegan, RolloutDiscarded, RolloutsProgressed, StepDone
+from agent_rft.metrics import METRICS
+from agent_rft.metrics.intervals import Interval
+from agent_rft.run_events import RunEvent
+from agent_rft.types import Evaluation
 
 TREND_WIDTH, PHASE_WIDTH = 30, 40
 LOG_EVERY_S = 60.0

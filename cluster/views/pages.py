@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 @cache
 def _environment() -> Environment:
-    loader = PackageLoader("cluster.views", "")
+    loader = PackageLoader("agent_rft.cluster.views", "")
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
 
 

@@ -17,21 +17,21 @@ from typing import Any
 import zstandard
 from pydantic import RootModel
 
-from actors.graders.base import UNGATED
-from actors.graders.sample import sample_of
-from actors.grading.factory import all_grader_problems
-from actors.grading.pool import GraderPool
-from actors.runtime.calls import outcome_of
-from cluster.preflight.job_endpoints import allow_own_endpoints
-from cluster.records.run_folder import RunFolder, open_run
-from trainer.data.rollout_files import ROLLOUTS_SUFFIX, read_groups
-from trainer.errors import InvalidJob, Problem, RftError, UserError, first_error
-from trainer.spec.graders import GraderSpec
-from trainer.spec.job import Reinforcement
-from trainer.spec.job_file import load_job
-from trainer.spec.operator.config import Operator
-from trainer.spec.reader import KeyPath, fill_in, read_source, validate, without_consequences
-from trainer.types import Grade, Group
+from agent_rft.actors.graders.base import UNGATED
+from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.grading.factory import all_grader_problems
+from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.actors.runtime.calls import outcome_of
+from agent_rft.cluster.preflight.job_endpoints import allow_own_endpoints
+from agent_rft.cluster.records.run_folder import RunFolder, open_run
+from agent_rft.errors import InvalidJob, Problem, RftError, UserError, first_error
+from agent_rft.rows.rollout_files import ROLLOUTS_SUFFIX, read_groups
+from agent_rft.spec.graders import GraderSpec
+from agent_rft.spec.job import Reinforcement
+from agent_rft.spec.job_file import load_job
+from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.reader import KeyPath, fill_in, read_source, validate, without_consequences
+from agent_rft.types import Grade, Group
 
 MAX_CONCURRENT = 256
 SHOWN_PROBLEMS = 20

@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from actors.graders.base import error_name, total_tokens
-from cluster.views.live import safe_text
-from cluster.views.regrade import Case
-from trainer.errors import RftError
-from trainer.types import Grade
+from agent_rft.actors.graders.base import error_name, total_tokens
+from agent_rft.cluster.views.live import safe_text
+from agent_rft.cluster.views.regrade import Case
+from agent_rft.errors import RftError
+from agent_rft.types import Grade
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 BINS = 10

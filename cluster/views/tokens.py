@@ -10,8 +10,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from cluster.records.rollout_index import UnknownValue
-from trainer.types import Discarded, Rollout
+from agent_rft.cluster.records.rollout_index import UnknownValue
+from agent_rft.types import Discarded, Rollout
 
 TOKENIZER = "tokenizer.json"
 

@@ -15,14 +15,14 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from cluster.records.rollout_index import Order
-from cluster.records.run_folder import RunFolder
-from cluster.records.wanted import Wanted
-from cluster.views.live import safe_text
-from trainer.data.rollout_files import group_lines
-from trainer.data.rollout_json import outcome_from_json, task_from_json
-from trainer.errors import UserError
-from trainer.types import Discarded, Grade, Group, GroupRequest, Rollout, Task, ToolResult, Turn
+from agent_rft.cluster.records.rollout_index import Order
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.records.wanted import Wanted
+from agent_rft.cluster.views.live import safe_text
+from agent_rft.errors import UserError
+from agent_rft.rows.rollout_files import group_lines
+from agent_rft.rows.rollout_json import outcome_from_json, task_from_json
+from agent_rft.types import Discarded, Grade, Group, GroupRequest, Rollout, Task, ToolResult, Turn
 
 LABEL_WIDTH = 10
 SHOWN_CHARS = 600

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 from PIL import Image
 
-from cluster.observability.dashboards.grafana import CONSOLE, WINDOWS, Dashboard, dashboard_json
+from agent_rft.cluster.observability.dashboards.grafana import CONSOLE, WINDOWS, Dashboard, dashboard_json
 from tests.support.browser import program
 
 PAGE = Path(__file__).parent / "page.jsx"

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from agent_rft.cli.reference.texts import sentence
+from agent_rft.serve.host.services import Services
+from agent_rft.serve.host.state import ServerState, StateLocations
+from agent_rft.serve.http.app import create_app
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
 from docs.generator.markdown import code, narrow_table, plain
-from serve.host.services import Services
-from serve.host.state import ServerState, StateLocations
-from serve.http.app import create_app
-from serve.reference.texts import sentence
-from trainer.spec.operator.config import NOTHING_ALLOWED
 
 Schema = Mapping[str, Any]
 

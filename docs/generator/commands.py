@@ -9,10 +9,10 @@ from typing import Any
 
 import typer
 
+from agent_rft.cli.main import app
+from agent_rft.cli.reference.exit_codes import EXIT_CODES
+from agent_rft.cli.reference.texts import sentence
 from docs.generator.markdown import code, plain, table
-from serve.cli.main import app
-from serve.reference.exit_codes import EXIT_CODES
-from serve.reference.texts import sentence
 
 _INTRO = """# Commands
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from agent_rft.cli.reference.events import event_fields, level_of
+from agent_rft.cli.reference.texts import field_texts, text_of
+from agent_rft.events import KINDS, Event
 from docs.generator.markdown import code, plain, table
-from serve.reference.events import event_fields, level_of
-from serve.reference.texts import field_texts, text_of
-from trainer.events import KINDS, Event
 
 _INTRO = """# Events
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.planning.layout import ClusterPlan, lay_out
-from cluster.planning.memory import GIB
-from cluster.planning.model import ModelShape
-from cluster.planning.nodes import Node
-from cluster.planning.placement import Placement, Request
+from agent_rft.cluster.planning.layout import ClusterPlan, lay_out
+from agent_rft.cluster.planning.memory import GIB
+from agent_rft.cluster.planning.model import ModelShape
+from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.planning.placement import Placement, Request
+from agent_rft.spec.job import JobSpec
 from docs.generator.markdown import table
-from trainer.spec.job import JobSpec
 
 CONTEXT = 16_384
 GPU_GIB = (24, 80)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from agent_rft.cli.reference.metrics import KINDS, sample_names, shown_in
+from agent_rft.cli.reference.texts import sentence
+from agent_rft.metrics import EVALUATION, GROUPS
+from agent_rft.metrics.metric import Metric
 from docs.generator.markdown import code, plain, table
-from serve.reference.metrics import KINDS, sample_names, shown_in
-from serve.reference.texts import sentence
-from trainer.metrics import EVALUATION, GROUPS
-from trainer.metrics.metric import Metric
 
 _INTRO = """# Metrics
 

@@ -7,9 +7,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from agent_rft.chat.families import FAMILIES
 from docs.generator import architectures
 from docs.generator.markdown import code, table
-from trainer.chat.families import FAMILIES
 
 FOUND = Path(__file__).with_suffix(".json")
 """What `python -m tests.support.templates` found. A test computes it again."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from agent_rft.problems import GROUPS, stops_accepted
 from docs.generator.markdown import plain
-from trainer.problem_codes import GROUPS, stops_accepted
 
 _INTRO = """# Problem codes
 

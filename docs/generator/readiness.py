@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from agent_rft.problems.readiness import REASONS, Verdict
 from docs.generator.markdown import plain
-from trainer.problem_codes.readiness import REASONS, Verdict
 
 _INTRO = """# Reasons of readiness
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 
+from agent_rft.cli.reference.schemas import MODELS, schema_of
+from agent_rft.cli.reference.settings import SECTION, Section, Setting, sections
 from docs.generator.markdown import code, plain, table
-from serve.reference.schemas import MODELS, schema_of
-from serve.reference.settings import SECTION, Section, Setting, sections
 
 _INTRO = {
     "job": """# The job

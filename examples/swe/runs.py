@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import BoundedSemaphore, Lock, Semaphore
 from typing import Final
 
-from agent_rft_server import UntrustedRun, run_untrusted
+from agent_rft import UntrustedRun, run_untrusted
 from examples.swe.projects import Check, Project
 
 LIMITS: Final[dict[str, float]] = {"wall_s": 15, "cpu_s": 5, "memory_bytes": 256 << 20, "output_bytes": 16_384}

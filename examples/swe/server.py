@@ -10,7 +10,7 @@ from typing import Any, Final
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
 
-from agent_rft_server import NoSandbox
+from agent_rft import NoSandbox
 from examples.common.sessions import IDLE_S, Full, Gone, Sessions, trace_of
 from examples.swe import grading, runs
 from examples.swe.workspace import TOOLS, Workspace

@@ -5,12 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from cluster.stores.keys import ApiKey
-from cluster.stores.sessions import SESSION_S, SessionStore
-from serve.http.auth import Reader
-from serve.http.cookie import delete_session, session_of, set_session
-from serve.http.errors import ApiError
-from serve.http.schemas.keys import ConsoleSession, DeletedSession, SessionKey
+from agent_rft.serve.http.auth import Reader
+from agent_rft.serve.http.cookie import delete_session, session_of, set_session
+from agent_rft.serve.http.schemas.keys import ConsoleSession, DeletedSession, SessionKey
+from agent_rft.serve.stores.keys import ApiKey
+from agent_rft.serve.stores.sessions import SESSION_S, SessionStore
+from agent_rft.wire.errors import ApiError
 
 
 def make_router(sessions: SessionStore, *, read_only: bool = False) -> APIRouter:

@@ -1,6 +1,6 @@
 """What one server consists of: its state, its services and its listening socket.
 
-How a server is deployed is in `serve.deployment` and `serve.local`.
+How a server is deployed is in `agent_rft.serve.deployment` and `agent_rft.serve.local`.
 """
 
 

@@ -21,10 +21,10 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from serve.http.auth import network_of
-from serve.http.deadlines import Deadlines
-from serve.http.errors import ApiError, body_of
-from serve.http.shares import Shares
+from agent_rft.serve.http.auth import network_of
+from agent_rft.serve.http.deadlines import Deadlines
+from agent_rft.serve.http.shares import Shares
+from agent_rft.wire.errors import ApiError, body_of
 
 MAX_HEADER_BYTES, MAX_HEADERS = 64 * 1024, 100
 MAX_PIPELINED = 8

@@ -16,11 +16,11 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from serve.host.connections import GuardedProtocol
-from serve.http.deadlines import DEADLINES, Deadlines
-from serve.http.shares import Shares
-from trainer.errors import UserError
-from trainer.spec.operator.config import ServerLimits
+from agent_rft.errors import UserError
+from agent_rft.serve.host.connections import GuardedProtocol
+from agent_rft.serve.http.deadlines import DEADLINES, Deadlines
+from agent_rft.serve.http.shares import Shares
+from agent_rft.spec.operator.config import ServerLimits
 
 BACKLOG = 2_048
 KEEP_ALIVE_S = 75

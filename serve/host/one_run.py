@@ -1,6 +1,6 @@
 """The console over one run folder, without a server: `agent-rft train --open`.
 
-    python -m serve.host.one_run FOLDER [--resumed]
+    python -m agent_rft.serve.host.one_run FOLDER [--resumed]
 
 It listens at a loopback port, prints the page's address with a key that works once, and ends when its standard input
 does. The run's events are copied into a database of its own as they are written; nothing can be created or changed.
@@ -18,22 +18,8 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from cluster.jobs.logs import JobLogs
-from cluster.jobs.records import JobRecords
-from cluster.jobs.service import JobService
-from cluster.jobs.wire_metrics import message_of, wire_data
-from cluster.records.run_folder import RunFolder
-from cluster.stores.job_states import JobStatus
-from cluster.stores.job_store import JobStore
-from cluster.stores.job_tables import NewJob
-from cluster.stores.keys import ApiKey
-from serve.console import session, static
-from serve.host.listener import listening, reserved_port
-from serve.host.state import ServerState, StateLocations
-from serve.http.app import create_app
-from serve.routes import fine_tuning, job_now, job_records, job_stream
-from trainer.data.ownership import lasting
-from trainer.events import (
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.events import (
     CheckpointSaved,
     JobEnded,
     Outcome,
@@ -42,8 +28,22 @@ from trainer.events import (
     RolloutsProgressed,
     StepDone,
 )
-from trainer.run_events import RunEvent
-from trainer.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.rows.ownership import lasting
+from agent_rft.run_events import RunEvent
+from agent_rft.serve.console import session, static
+from agent_rft.serve.host.listener import listening, reserved_port
+from agent_rft.serve.host.state import ServerState, StateLocations
+from agent_rft.serve.http.app import create_app
+from agent_rft.serve.jobs.logs import JobLogs
+from agent_rft.serve.jobs.records import JobRecords
+from agent_rft.serve.jobs.service import JobService
+from agent_rft.serve.jobs.wire_metrics import message_of, wire_data
+from agent_rft.serve.routes import fine_tuning, job_now, job_records, job_stream
+from agent_rft.serve.stores.job_states import JobStatus
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.serve.stores.job_tables import NewJob
+from agent_rft.serve.stores.keys import ApiKey
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
 
 HOST, POLL_S = "127.0.0.1", 1.0
 STOP_S = 3.0

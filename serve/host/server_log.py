@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from cluster.records.redact import REDACTED, plain
-from serve.http.bounded_log import BoundedLog
+from agent_rft.cluster.records.redact import REDACTED, plain
+from agent_rft.serve.http.bounded_log import BoundedLog
 
 FOLDER, PATTERN = "logs", "server-*.log"
 MAX_BYTES = 16 * 2**20

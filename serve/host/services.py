@@ -8,19 +8,18 @@ from contextlib import suppress
 
 from fastapi import APIRouter
 
-from cluster.jobs.comparisons import Comparisons
-from cluster.jobs.logs import JobLogs
-from cluster.jobs.manager import JobManager, Launcher, ManagerConfig
-from cluster.jobs.records import JobRecords
-from cluster.jobs.service import JobService
-from cluster.stores.job_store import JobStore
-from serve.console import session
-from serve.host.state import ServerState
-from serve.http.deadlines import DEADLINES, Deadlines
-from serve.http.trials import Trials
-from serve.inference import chat, responses
-from serve.inference.model_server import Hosting, ModelServer, ServedModels
-from serve.routes import (
+from agent_rft.serve.console import session
+from agent_rft.serve.host.state import ServerState
+from agent_rft.serve.http.deadlines import DEADLINES, Deadlines
+from agent_rft.serve.http.trials import Trials
+from agent_rft.serve.inference import chat, responses
+from agent_rft.serve.inference.model_server import Hosting, ModelServer, ServedModels
+from agent_rft.serve.jobs.comparisons import Comparisons
+from agent_rft.serve.jobs.logs import JobLogs
+from agent_rft.serve.jobs.manager import JobManager, Launcher, ManagerConfig
+from agent_rft.serve.jobs.records import JobRecords
+from agent_rft.serve.jobs.service import JobService
+from agent_rft.serve.routes import (
     comparison,
     files,
     fine_tuning,
@@ -34,9 +33,10 @@ from serve.routes import (
     models,
     readiness,
 )
-from serve.routes.job_check import Checker
-from serve.routes.job_stream import Pace
-from trainer.spec.operator.config import Operator
+from agent_rft.serve.routes.job_check import Checker
+from agent_rft.serve.routes.job_stream import Pace
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.spec.operator.config import Operator
 
 
 def routers_of(

@@ -15,20 +15,20 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.run.copies import open_store
-from cluster.stores.audit import OPERATOR, AuditLog
-from cluster.stores.blobs import open_blobs
-from cluster.stores.database import DatabaseError, is_unavailable
-from cluster.stores.file_store import FileStore
-from cluster.stores.keys import KeyStore
-from cluster.stores.migrate import open_database
-from cluster.stores.model_registry import ModelRegistry
-from cluster.stores.private_folder import make_private
-from cluster.stores.secrets import KEY_FILE, SecretBox
-from cluster.stores.sessions import SessionStore
-from trainer.errors import UserError
-from trainer.spec.keys import variable
-from trainer.spec.operator.config import Operator
+from agent_rft.cluster.records.blobs import open_blobs
+from agent_rft.cluster.run.copies import open_store
+from agent_rft.errors import UserError
+from agent_rft.serve.stores.audit import OPERATOR, AuditLog
+from agent_rft.serve.stores.database import DatabaseError, is_unavailable
+from agent_rft.serve.stores.file_store import FileStore
+from agent_rft.serve.stores.keys import KeyStore
+from agent_rft.serve.stores.migrate import open_database
+from agent_rft.serve.stores.model_registry import ModelRegistry
+from agent_rft.serve.stores.private_folder import make_private
+from agent_rft.serve.stores.secrets import KEY_FILE, SecretBox
+from agent_rft.serve.stores.sessions import SessionStore
+from agent_rft.spec.keys import variable
+from agent_rft.spec.operator.config import Operator
 
 SWEEP_S = 600.0
 FIRST_KEY = "first key"

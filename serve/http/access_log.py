@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from serve.http.bounded_log import BoundedLog
+from agent_rft.serve.http.bounded_log import BoundedLog
 
 MAX_BYTES = 64 * 2**20
 """Size at which a file becomes `*.1`, replacing the one before it."""

@@ -12,15 +12,16 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
 from fastapi_offline import FastAPIOffline
 
-from actors.runtime.recorder import Recorder
-from serve.http.access_log import AccessLog
-from serve.http.audit import Auditor
-from serve.http.auth import KEY_CACHE_S, Authenticator, KeyFinder, RateLimit
-from serve.http.deadlines import DEADLINES, Deadlines
-from serve.http.errors import PREFIX, ApiError, base_url, install_handlers
-from serve.http.frame import Frame
-from serve.http.schemas.base import FAILURES
-from trainer.spec.operator.config import ServerLimits
+from agent_rft.actors.runtime.recorder import Recorder
+from agent_rft.serve.http.access_log import AccessLog
+from agent_rft.serve.http.audit import Auditor
+from agent_rft.serve.http.auth import KEY_CACHE_S, Authenticator, KeyFinder, RateLimit
+from agent_rft.serve.http.deadlines import DEADLINES, Deadlines
+from agent_rft.serve.http.errors import PREFIX, base_url, install_handlers
+from agent_rft.serve.http.frame import Frame
+from agent_rft.serve.http.schemas.base import FAILURES
+from agent_rft.spec.operator.config import ServerLimits
+from agent_rft.wire.errors import ApiError
 
 CHECK_S = 3.0
 """Seconds after which a check that has not ended reports its dependency as missing."""

@@ -7,7 +7,7 @@ from typing import Protocol
 from starlette.requests import Request
 from starlette.types import Scope
 
-from cluster.stores.audit import Outcome
+from agent_rft.serve.stores.audit import Outcome
 
 ACTIONS = {
     ("POST", "/v1/files"): "file.create",
@@ -29,7 +29,7 @@ ACTIONS = {
 
 
 class Auditor(Protocol):
-    """The part of cluster.stores.audit.AuditLog that requests need."""
+    """The part of agent_rft.serve.stores.audit.AuditLog that requests need."""
 
     def append(
         self,

@@ -18,8 +18,8 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 
-from cluster.stores.keys import ApiKey, Scope
-from serve.http.errors import ApiError
+from agent_rft.serve.stores.keys import ApiKey, Scope
+from agent_rft.wire.errors import ApiError
 
 FAILED_LOGINS, ALL_FAILED_LOGINS = 20, 400
 """Requests with a wrong key that an address, and all together, may send at once and again in each minute."""

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
 from starlette.responses import Response
 
-from serve.http.errors import ApiError
+from agent_rft.wire.errors import ApiError
 
 PATH = "/v1"
 """Only the API gets the cookie."""

@@ -11,20 +11,18 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from actors.runtime.fair_slots import NoSlot
-from cluster.jobs.problems import for_client
-from cluster.stores.database import is_unavailable, reason_of
-from trainer.errors import InvalidJob, RftError, UserError
-from trainer.spec.reader import field_name, key_path_of
+from agent_rft.actors.runtime.fair_slots import NoSlot
+from agent_rft.errors import InvalidJob, RftError, UserError
+from agent_rft.serve.jobs.problems import for_client
+from agent_rft.serve.stores.database import is_unavailable, reason_of
+from agent_rft.spec.reader import field_name, key_path_of
+from agent_rft.wire.errors import MAX_PARAM_CHARS, ApiError, body_of, cut
 
 PREFIX = "/v1"
 """Where the routes of the API begin."""
-MAX_MESSAGE_CHARS = 2_000
-MAX_PARAM_CHARS = 200
 SHOWN_MISTAKES = 5
 INTERNAL = "Internal server error. The server's log (logs/server-*.log in its folder) has the id of this request."
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -35,64 +33,9 @@ _MESSAGES = {
 }
 
 
-class ErrorDetail(BaseModel):
-    """What went wrong."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    message: str
-    """What went wrong and what to do."""
-    type: str
-    """The family of the error, such as invalid_request_error or rate_limit_error."""
-    param: str | None
-    """The field of the request that is wrong, such as `method.reinforcement.grader.url`; null: none."""
-    code: str | None
-    """A code that programs can compare; the manual lists the codes of problems in jobs."""
-
-
-class ErrorBody(BaseModel):
-    """The body of every error response."""
-
-    error: ErrorDetail
-
-
-class ApiError(Exception):
-    """An error response, raised where the error is found.
-
-    `cause` is for the server's log only: what failed, in words that clients must not see.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        type: str = "invalid_request_error",
-        headers: Mapping[str, str] | None = None,
-        cause: str = "",
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.param = param
-        self.code = code
-        self.type = type
-        self.headers = dict(headers or {})
-        self.cause = cause
-
-
 def not_found(what: str, id: str, param: str) -> ApiError:
     """Returns the error for an id that does not exist."""
-    return ApiError(404, f"No such {what}: {_cut(id, 100)}", param=param, code="not_found")
-
-
-def body_of(error: ApiError) -> dict[str, Any]:
-    """Returns an error in the wire form."""
-    param = None if error.param is None else _cut(error.param, MAX_PARAM_CHARS)
-    detail = {"message": _cut(error.message, MAX_MESSAGE_CHARS), "type": error.type, "param": param, "code": error.code}
-    return {"error": detail}
+    return ApiError(404, f"No such {what}: {cut(id, 100)}", param=param, code="not_found")
 
 
 def response_of(error: ApiError) -> JSONResponse:
@@ -120,7 +63,7 @@ def of_unexpected(error: Exception) -> ApiError:
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Gives `app`'s errors the wire form, except unexpected exceptions, which `serve.http.frame` handles."""
+    """Gives `app`'s errors the wire form, except unexpected exceptions, which `agent_rft.serve.http.frame` handles."""
 
     @app.exception_handler(ApiError)
     async def _api_error(request: Request, error: ApiError) -> JSONResponse:
@@ -177,7 +120,7 @@ def _of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
         raw = body if origin == "body" else dict.fromkeys(loc)
         place = key_path_of(loc, raw, missing=bool(loc) and kind == "missing")
         message = str(error["msg"]).removeprefix("Value error, ")
-        mistakes.append((_cut(field_name(place), MAX_PARAM_CHARS) or None, message, kind))
+        mistakes.append((cut(field_name(place), MAX_PARAM_CHARS) or None, message, kind))
     param, _, kind = mistakes[0]
     texts = [f"{place}: {message}" if place else message for place, message, _ in mistakes]
     code = "missing_required_parameter" if kind == "missing" else "invalid_value"
@@ -188,9 +131,9 @@ def _of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
 def _of_http(request: Request, error: HTTPException) -> ApiError:
     status = 400 if error.status_code == 422 else error.status_code
     form = _MESSAGES.get(status, str(error.detail))
-    message = form.format(method=request.method, path=_cut(request.url.path, 200))
+    message = form.format(method=request.method, path=cut(request.url.path, 200))
     if status == 404 and _is_route_without_prefix(request):
-        message += f". The API is below {PREFIX}: set the base URL to {_cut(base_url(request), MAX_PARAM_CHARS)}"
+        message += f". The API is below {PREFIX}: set the base URL to {cut(base_url(request), MAX_PARAM_CHARS)}"
     code = {404: "unknown_url", 405: "method_not_allowed", 413: "too_large"}.get(status)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return ApiError(status, message, code=code, type=kind, headers=error.headers)
@@ -204,7 +147,3 @@ def base_url(request: Request) -> str:
 def _is_route_without_prefix(request: Request) -> bool:
     scope = {**request.scope, "path": PREFIX + request.url.path}
     return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}…"

@@ -25,16 +25,17 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.runtime.recorder import Recorder
-from cluster.stores.database import DatabaseError, is_unavailable, reason_of
-from serve.http.access_log import Access, AccessLog, now
-from serve.http.audit import Auditor, action_of, object_of, outcome_of
-from serve.http.auth import Authenticator
-from serve.http.cookie import check_origin, session_of
-from serve.http.deadlines import DEADLINES, Deadlines
-from serve.http.errors import ApiError, of_unexpected, response_of, too_many
-from serve.http.json_body import body_mistake
-from serve.http.shares import Shares
+from agent_rft.actors.runtime.recorder import Recorder
+from agent_rft.serve.http.access_log import Access, AccessLog, now
+from agent_rft.serve.http.audit import Auditor, action_of, object_of, outcome_of
+from agent_rft.serve.http.auth import Authenticator
+from agent_rft.serve.http.cookie import check_origin, session_of
+from agent_rft.serve.http.deadlines import DEADLINES, Deadlines
+from agent_rft.serve.http.errors import of_unexpected, response_of, too_many
+from agent_rft.serve.http.json_body import body_mistake
+from agent_rft.serve.http.shares import Shares
+from agent_rft.serve.stores.database import DatabaseError, is_unavailable, reason_of
+from agent_rft.wire.errors import ApiError
 
 UPLOADS = "/v1/files"
 """The one route whose body is not JSON; it reads its body and limits its size itself."""

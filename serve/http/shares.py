@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from serve.http.errors import ApiError
+from agent_rft.wire.errors import ApiError
 
 
 class Shares:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from serve.http.errors import ApiError, body_of, of_unexpected
+from agent_rft.serve.http.errors import of_unexpected
+from agent_rft.wire.errors import ApiError, body_of
+from agent_rft.wire.sse import resumable_event, sse_event
 
 NO_BUFFER = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -44,27 +45,15 @@ def event_stream(
     async def lines() -> AsyncIterator[str]:
         try:
             async for event in events:
-                yield _resumable(event) if resumable else _line(event, named)
+                yield resumable_event(event) if resumable else sse_event(event, named)
         except ApiError as error:
             response.failure = error
-            yield _line(failed(error), named)
+            yield sse_event(failed(error), named)
         except Exception as error:  # noqa: BLE001 - the response has started: its status can no longer report it
             response.failure = error
-            yield _line(failed(of_unexpected(error)), named)
+            yield sse_event(failed(of_unexpected(error)), named)
         if end:
             yield f"data: {end}\n\n"
 
     response = _EventStream(lines(), media_type="text/event-stream", headers=NO_BUFFER)
     return response
-
-
-def _line(event: Mapping[str, Any], named: bool) -> str:
-    name = f"event: {event['type']}\n" if named and "type" in event else ""
-    return f"{name}data: {json.dumps(event, separators=(',', ':'), ensure_ascii=False)}\n\n"
-
-
-def _resumable(event: Mapping[str, Any]) -> str:
-    if not event:
-        return ": nothing new\n\n"
-    data = json.dumps({name: value for name, value in event.items() if name != "id"}, separators=(",", ":"))
-    return f"event: {event['type']}\nid: {event['id']}\ndata: {data}\n\n"

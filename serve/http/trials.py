@@ -1,4 +1,4 @@
-"""Trials of graders and tools for clients: all routes of a process share their slots (`actors.grading.slots`).
+"""Trials of graders and tools for clients: all routes of a process share `agent_rft.actors.grading.slots`.
 
 A call of a trial ends after ten minutes, as at OpenAI, even if its endpoint has a longer `timeout_s`: the client waits
 for the response with an open connection.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from actors.grading.pool import GraderPool
-from actors.grading.slots import Slot, TrialSlots
-from cluster.preflight.form_check import check_grader
-from cluster.stores.keys import ApiKey
-from trainer.spec.graders import GraderSpec, grader_for_trial
-from trainer.spec.operator.config import Operator
+from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.actors.grading.slots import Slot, TrialSlots
+from agent_rft.cluster.preflight.form_check import check_grader
+from agent_rft.serve.stores.keys import ApiKey
+from agent_rft.spec.graders import GraderSpec, grader_for_trial
+from agent_rft.spec.operator.config import Operator
 
 
 class Trials:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from serve.http.deadlines import DEADLINES, Deadlines
-from serve.http.errors import ApiError
+from agent_rft.serve.http.deadlines import DEADLINES, Deadlines
+from agent_rft.wire.errors import ApiError
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks

@@ -11,15 +11,16 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from actors.graders.sample import sample_of
-from actors.grading.pool import GraderPool
-from actors.runtime.calls import outcome_of
-from cluster.stores.keys import ApiKey
-from serve.http.errors import ApiError, of_user_error
-from serve.http.trials import Trials
-from trainer.errors import EndpointRefused, InvalidJob, RftError, first_error
-from trainer.spec.graders import GraderSpec
-from trainer.types import Grade, ToolCall, Turn
+from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.actors.runtime.calls import outcome_of
+from agent_rft.errors import EndpointRefused, InvalidJob, RftError, first_error
+from agent_rft.serve.http.errors import of_user_error
+from agent_rft.serve.http.trials import Trials
+from agent_rft.serve.stores.keys import ApiKey
+from agent_rft.spec.graders import GraderSpec
+from agent_rft.types import Grade, ToolCall, Turn
+from agent_rft.wire.errors import ApiError
 
 MAX_SAMPLES = 16
 """Samples graded at a time, so that a request with many does not fill the queue for slots by itself."""

@@ -8,15 +8,15 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from serve.http.auth import Writer
-from serve.http.errors import ApiError
-from serve.http.schemas.base import STREAMED
-from serve.http.schemas.inference import ChatCompletionBody
-from serve.http.sse import event_stream
-from serve.http.trials import Trials
-from serve.inference.best_of import best_of, read_grader
-from serve.inference.chat_schema import ChatRequest
-from serve.inference.model_server import ModelServer
+from agent_rft.serve.http.auth import Writer
+from agent_rft.serve.http.schemas.base import STREAMED
+from agent_rft.serve.http.schemas.inference import ChatCompletionBody
+from agent_rft.serve.http.sse import event_stream
+from agent_rft.serve.http.trials import Trials
+from agent_rft.serve.inference.best_of import best_of, read_grader
+from agent_rft.serve.inference.model_server import ModelServer
+from agent_rft.wire.chat_schema import ChatRequest
+from agent_rft.wire.errors import ApiError
 
 
 def make_router(models: ModelServer, trials: Trials) -> APIRouter:

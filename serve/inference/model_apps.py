@@ -20,21 +20,21 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.schema import ApplicationStatus
 
-from actors.engine.chat.chat_engine import ChatEngine, ServedModel
-from actors.engine.chat.chat_model import Refusal
-from actors.engine.sizes import slot_rank
-from actors.engine.vllm_engine import EngineConfig
-from actors.runtime.exporter import MetricsAddress, metrics_port, start_telemetry
-from actors.weights.adapter import AdapterFolder, is_adapter
-from cluster.planning.model import max_context, read_config, text_config
-from cluster.planning.model_folder import MAX_AUTO_CONTEXT, find_model
-from cluster.ray_cluster.session import is_local
-from cluster.ray_cluster.usage import MODEL_APPS, ClusterUse, cluster_use, name_model
-from cluster.stores.model_registry import ModelRecord
-from serve.inference.model_server import ANSWER_TIMEOUT_S, Answers, AppState, NotServed
-from trainer.chat.serving import ServeSettings
-from trainer.errors import EngineFailed, Problem, RftError, UserError
-from trainer.spec.operator.config import EngineLimits
+from agent_rft.actors.engine.chat.chat_engine import ChatEngine, ServedModel
+from agent_rft.actors.engine.chat.chat_model import Refusal
+from agent_rft.actors.engine.sizes import slot_rank
+from agent_rft.actors.engine.vllm_engine import EngineConfig
+from agent_rft.actors.runtime.exporter import MetricsAddress, metrics_port, start_telemetry
+from agent_rft.actors.weights.adapter import AdapterFolder, is_adapter
+from agent_rft.chat.serving import ServeSettings
+from agent_rft.cluster.planning.model import max_context, read_config, text_config
+from agent_rft.cluster.planning.model_folder import MAX_AUTO_CONTEXT, find_model
+from agent_rft.cluster.ray_cluster.session import is_local
+from agent_rft.cluster.ray_cluster.usage import MODEL_APPS, ClusterUse, cluster_use, name_model
+from agent_rft.errors import EngineFailed, Problem, RftError, UserError
+from agent_rft.serve.inference.model_server import ANSWER_TIMEOUT_S, Answers, AppState, NotServed
+from agent_rft.serve.stores.model_registry import ModelRecord
+from agent_rft.spec.operator.config import EngineLimits
 
 DEPLOYMENT = "engine"
 QUEUE = 4
@@ -53,7 +53,7 @@ STATES = {
 
 
 class ServedEngine(Protocol):
-    """The part of actors.engine.chat.chat_engine.ChatEngine that a replica needs."""
+    """The part of agent_rft.actors.engine.chat.chat_engine.ChatEngine that a replica needs."""
 
     @property
     def failed(self) -> bool: ...
@@ -193,7 +193,7 @@ class EngineReplica:
 
 
 class RayServeModels:
-    """The Hosting of serve.inference.model_server, on the Ray Serve of the cluster that this process belongs to.
+    """The Hosting of agent_rft.serve.inference.model_server, on the Ray Serve of this process's cluster.
 
     `grows` tells whether the cluster may get nodes on demand: an engine that waits for resources is a demand.
     """

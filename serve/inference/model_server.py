@@ -37,13 +37,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, TypeVar
 
-from actors.engine.chat.chat_model import Refusal
-from actors.runtime.timing import REAL_TIMING, Timing
-from cluster.stores.database import is_unavailable
-from cluster.stores.model_registry import ModelCatalog, ModelRecord, UnknownModel
-from serve.http.errors import ApiError, internal_error
-from trainer.errors import EngineFailed, UserError
-from trainer.spec.operator.config import EngineLimits
+from agent_rft.actors.engine.chat.chat_model import Refusal
+from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
+from agent_rft.errors import EngineFailed, UserError
+from agent_rft.serve.http.errors import internal_error
+from agent_rft.serve.stores.database import is_unavailable
+from agent_rft.serve.stores.model_registry import ModelCatalog, ModelRecord, UnknownModel
+from agent_rft.spec.operator.config import EngineLimits
+from agent_rft.wire.errors import ApiError
 
 T = TypeVar("T")
 
@@ -97,7 +98,7 @@ Answers = AsyncGenerator[dict[str, Any] | Refusal | None]
 
 
 class Hosting(Protocol):
-    """Runs the applications, see serve.inference.model_apps.RayServeModels."""
+    """Runs the applications, see agent_rft.serve.inference.model_apps.RayServeModels."""
 
     def names_of(self, record: ModelRecord) -> Sequence[str]:
         """Returns the names of the applications that can answer for a model; blocks for milliseconds.

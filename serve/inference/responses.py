@@ -5,17 +5,17 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from cluster.stores.secrets import SecretBox
-from serve.http.auth import Writer
-from serve.http.schemas.base import STREAMED
-from serve.http.schemas.inference import Response as ResponseAnswer
-from serve.http.sse import event_stream
-from serve.http.trials import Trials
-from serve.inference.best_of import best_of, read_grader
-from serve.inference.model_server import ModelServer
-from serve.inference.responses_chat import chat_body, new_id, response_of
-from serve.inference.responses_schema import ResponsesRequest
-from serve.inference.responses_stream import ResponseStream
+from agent_rft.serve.http.auth import Writer
+from agent_rft.serve.http.schemas.base import STREAMED
+from agent_rft.serve.http.schemas.inference import Response as ResponseAnswer
+from agent_rft.serve.http.sse import event_stream
+from agent_rft.serve.http.trials import Trials
+from agent_rft.serve.inference.best_of import best_of, read_grader
+from agent_rft.serve.inference.model_server import ModelServer
+from agent_rft.serve.stores.secrets import SecretBox
+from agent_rft.wire.responses_chat import chat_body, new_id, response_of
+from agent_rft.wire.responses_schema import ResponsesRequest
+from agent_rft.wire.responses_stream import ResponseStream
 
 
 def make_router(models: ModelServer, trials: Trials, secrets: SecretBox) -> APIRouter:

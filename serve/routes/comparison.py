@@ -6,14 +6,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from cluster.jobs.comparisons import Comparing, Comparisons, NoSuchEvaluation, Wanted
-from cluster.stores.job_store import JobStore
-from serve.http.auth import Reader
-from serve.http.errors import ApiError, not_ready, of_user_error
-from serve.http.pages import AsciiJson
-from serve.http.schemas.comparison import ComparisonBody, EvaluationList, JobEvaluation
-from serve.routes.fine_tuning import JobIdPath, job_errors, own_job
-from trainer.errors import UserError
+from agent_rft.errors import UserError
+from agent_rft.serve.http.auth import Reader
+from agent_rft.serve.http.errors import not_ready, of_user_error
+from agent_rft.serve.http.pages import AsciiJson
+from agent_rft.serve.http.schemas.comparison import ComparisonBody, EvaluationList, JobEvaluation
+from agent_rft.serve.jobs.comparisons import Comparing, Comparisons, NoSuchEvaluation, Wanted
+from agent_rft.serve.routes.fine_tuning import JobIdPath, job_errors, own_job
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.wire.errors import ApiError
 
 MAX_SIDES = 4
 

@@ -11,18 +11,19 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
 from starlette.concurrency import run_in_threadpool
 
-from cluster.stores.file_store import FileStore, FileTooLarge, NoSpace, UnknownFile
-from cluster.stores.keys import ApiKey
-from serve.http.audit import made
-from serve.http.auth import Reader, Writer, check_may_change
-from serve.http.deadlines import DEADLINES, Deadlines
-from serve.http.errors import ApiError, too_many
-from serve.http.pages import LIMIT, After
-from serve.http.schemas.base import Page, Responses
-from serve.http.schemas.files import DeletedFile, FileObject
-from serve.http.shares import Shares
-from serve.http.upload import UploadForm, read_form
-from trainer.spec.operator.config import ServerLimits
+from agent_rft.serve.http.audit import made
+from agent_rft.serve.http.auth import Reader, Writer, check_may_change
+from agent_rft.serve.http.deadlines import DEADLINES, Deadlines
+from agent_rft.serve.http.errors import too_many
+from agent_rft.serve.http.pages import LIMIT, After
+from agent_rft.serve.http.schemas.base import Page, Responses
+from agent_rft.serve.http.schemas.files import DeletedFile, FileObject
+from agent_rft.serve.http.shares import Shares
+from agent_rft.serve.http.upload import UploadForm, read_form
+from agent_rft.serve.stores.file_store import FileStore, FileTooLarge, NoSpace, UnknownFile
+from agent_rft.serve.stores.keys import ApiKey
+from agent_rft.spec.operator.config import ServerLimits
+from agent_rft.wire.errors import ApiError
 
 FilePurpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
 PURPOSES: tuple[FilePurpose, ...] = get_args(FilePurpose)

@@ -9,18 +9,19 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Header, Path, Query, Request
 
-from cluster.jobs.request import Described, WireJob
-from cluster.jobs.service import JobService
-from cluster.stores.job_states import IdempotencyConflict, IllegalMove, UnknownCursor, UnknownJob
-from cluster.stores.job_store import JobStore, is_readiness
-from cluster.stores.job_tables import JobRecord
-from cluster.stores.keys import ApiKey
-from serve.http.audit import made
-from serve.http.auth import Admin, Reader, Writer, check_may_change
-from serve.http.errors import ApiError, not_found
-from serve.http.pages import LIMIT, After, AsciiJson
-from serve.http.schemas.base import Page
-from serve.http.schemas.jobs import Checkpoint, Job, JobEventBody, JobLog, JobOutput, JobProgress
+from agent_rft.serve.http.audit import made
+from agent_rft.serve.http.auth import Admin, Reader, Writer, check_may_change
+from agent_rft.serve.http.errors import not_found
+from agent_rft.serve.http.pages import LIMIT, After, AsciiJson
+from agent_rft.serve.http.schemas.base import Page
+from agent_rft.serve.http.schemas.jobs import Checkpoint, Job, JobEventBody, JobLog, JobOutput, JobProgress
+from agent_rft.serve.jobs.request import Described, WireJob
+from agent_rft.serve.jobs.service import JobService
+from agent_rft.serve.stores.job_states import IdempotencyConflict, IllegalMove, UnknownCursor, UnknownJob
+from agent_rft.serve.stores.job_store import JobStore, is_readiness
+from agent_rft.serve.stores.job_tables import JobRecord
+from agent_rft.serve.stores.keys import ApiKey
+from agent_rft.wire.errors import ApiError
 
 JOBS_PAGE, EVENTS_PAGE, CHECKPOINTS_PAGE, MAX_PAGE = 20, 20, 10, 1_000
 MAX_FILTERS = 16

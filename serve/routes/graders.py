@@ -14,25 +14,26 @@ from typing import Annotated, Any
 from fastapi import APIRouter
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
-from actors.endpoints.address_guard import Guard
-from actors.endpoints.url import endpoint_mistake, safe_url
-from actors.graders.base import wire_errors
-from actors.graders.sample import sample_of
-from actors.grading.pool import GraderPool
-from actors.runtime.calls import outcome_of
-from actors.tools.dispatcher import Dispatcher
-from cluster.records.redact import REDACTED
-from serve.http.auth import Writer
-from serve.http.errors import ApiError, of_user_error
-from serve.http.json_body import has_many_values
-from serve.http.schemas.graders import GraderErrors, GraderRun, GraderRunMetadata, ToolOutput, ValidGrader
-from serve.http.trials import Trials
-from trainer.errors import Discard, EndpointRefused, InvalidJob, RftError, UserError
-from trainer.spec.endpoints import TRIAL_CALL_S, ToolSpec
-from trainer.spec.graders import EndpointGrader, GraderSpec, LabelModelGrader, MultiGrader, ScoreModelGrader
-from trainer.spec.operator.config import Operator
-from trainer.spec.reader import without_nulls
-from trainer.types import Grade, ToolCall
+from agent_rft.actors.endpoints.address_guard import Guard
+from agent_rft.actors.endpoints.url import endpoint_mistake, safe_url
+from agent_rft.actors.graders.base import wire_errors
+from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.actors.runtime.calls import outcome_of
+from agent_rft.actors.tools.dispatcher import Dispatcher
+from agent_rft.cluster.records.redact import REDACTED
+from agent_rft.errors import Discard, EndpointRefused, InvalidJob, RftError, UserError
+from agent_rft.serve.http.auth import Writer
+from agent_rft.serve.http.errors import of_user_error
+from agent_rft.serve.http.json_body import has_many_values
+from agent_rft.serve.http.schemas.graders import GraderErrors, GraderRun, GraderRunMetadata, ToolOutput, ValidGrader
+from agent_rft.serve.http.trials import Trials
+from agent_rft.spec.endpoints import TRIAL_CALL_S, ToolSpec
+from agent_rft.spec.graders import EndpointGrader, GraderSpec, LabelModelGrader, MultiGrader, ScoreModelGrader
+from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.reader import without_nulls
+from agent_rft.types import Grade, ToolCall
+from agent_rft.wire.errors import ApiError
 
 Id = Annotated[str, Field(min_length=1, max_length=200)]
 LATE = f". A trial call ends after {TRIAL_CALL_S:.0f} s at the latest; a job's calls may take longer"

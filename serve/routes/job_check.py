@@ -8,16 +8,17 @@ from typing import Annotated, Protocol
 from fastapi import APIRouter, Query
 from starlette.concurrency import run_in_threadpool
 
-from cluster.jobs.draft import Draft
-from cluster.jobs.problems import public
-from cluster.jobs.service import JobService
-from serve.http.auth import Writer
-from serve.http.errors import ApiError, too_many
-from serve.http.schemas.jobs import JobCheck, JobProblem
-from serve.http.shares import Shares
-from serve.routes.fine_tuning import JobBody
-from serve.routes.readiness import Draws
-from trainer.errors import InvalidJob, Problem, RftError
+from agent_rft.errors import InvalidJob, Problem, RftError
+from agent_rft.serve.http.auth import Writer
+from agent_rft.serve.http.errors import too_many
+from agent_rft.serve.http.schemas.jobs import JobCheck, JobProblem
+from agent_rft.serve.http.shares import Shares
+from agent_rft.serve.jobs.draft import Draft
+from agent_rft.serve.jobs.problems import public
+from agent_rft.serve.jobs.service import JobService
+from agent_rft.serve.routes.fine_tuning import JobBody
+from agent_rft.serve.routes.readiness import Draws
+from agent_rft.wire.errors import ApiError
 
 MAX_CHECKS = 2
 """Checks at a time, half of them of one key: each is a process that reads whole files."""
@@ -30,7 +31,7 @@ Look = Annotated[
 
 
 class Checker(Protocol):
-    """The part of cluster.jobs.manager.Launcher that is needed here."""
+    """The part of agent_rft.serve.jobs.manager.Launcher that is needed here."""
 
     async def check(self, draft: Draft) -> list[Problem]: ...
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from fastapi import APIRouter
 
-from cluster.records.run_folder import RunFolder
-from cluster.stores.job_store import JobStore
-from serve.http.auth import Reader
-from serve.http.pages import AsciiJson
-from serve.http.schemas.now import JobNow
-from serve.routes.fine_tuning import JobIdPath, job_errors, own_job
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.serve.http.auth import Reader
+from agent_rft.serve.http.pages import AsciiJson
+from agent_rft.serve.http.schemas.now import JobNow
+from agent_rft.serve.routes.fine_tuning import JobIdPath, job_errors, own_job
+from agent_rft.serve.stores.job_store import JobStore
 
 
 def make_router(store: JobStore, runs: Path, clock: Callable[[], float] = time.time) -> APIRouter:

@@ -14,16 +14,14 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import FileResponse, JSONResponse
 
-from cluster.jobs.records import JobRecords, NotIndexed, WholeRollout
-from cluster.records.index_tables import Found
-from cluster.records.rollout_index import UnknownRollout, UnknownValue
-from cluster.records.wanted import Ended, Wanted
-from cluster.stores.job_states import UnknownCursor
-from serve.http.auth import Reader
-from serve.http.errors import ApiError, not_ready
-from serve.http.pages import LIMIT, After, AsciiJson
-from serve.http.schemas.base import Page, Responses
-from serve.http.schemas.records import (
+from agent_rft.cluster.records.index_tables import Found
+from agent_rft.cluster.records.rollout_index import UnknownRollout, UnknownValue
+from agent_rft.cluster.records.wanted import Ended, Wanted
+from agent_rft.serve.http.auth import Reader
+from agent_rft.serve.http.errors import not_ready
+from agent_rft.serve.http.pages import LIMIT, After, AsciiJson
+from agent_rft.serve.http.schemas.base import Page, Responses
+from agent_rft.serve.http.schemas.records import (
     IndexedFile,
     JobMetrics,
     JobRollout,
@@ -33,7 +31,10 @@ from serve.http.schemas.records import (
     RolloutFilters,
     RolloutTokens,
 )
-from serve.routes.fine_tuning import JobIdPath, job_errors, own_job
+from agent_rft.serve.jobs.records import JobRecords, NotIndexed, WholeRollout
+from agent_rft.serve.routes.fine_tuning import JobIdPath, job_errors, own_job
+from agent_rft.serve.stores.job_states import UnknownCursor
+from agent_rft.wire.errors import ApiError
 
 ROLLOUTS_PAGE, METRICS_PAGE, MAX_ROLLOUTS, MAX_METRICS = 20, 20, 100, 1_000
 REPORT: Responses = {

@@ -12,17 +12,18 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from cluster.jobs.feed import Change, Feed, Position, StepMetrics
-from cluster.stores.job_store import JobStore
-from cluster.stores.job_tables import EventRecord, JobRecord
-from serve.http.auth import Reader
-from serve.http.errors import ApiError, too_many
-from serve.http.schemas.base import EVENT, ResponseBody, Responses
-from serve.http.schemas.jobs import Job, JobEventBody
-from serve.http.shares import Shares
-from serve.http.sse import event_stream
-from serve.routes.fine_tuning import JobIdPath, job_errors
-from serve.routes.job_records import step_metrics
+from agent_rft.serve.http.auth import Reader
+from agent_rft.serve.http.errors import too_many
+from agent_rft.serve.http.schemas.base import EVENT, ResponseBody, Responses
+from agent_rft.serve.http.schemas.jobs import Job, JobEventBody
+from agent_rft.serve.http.shares import Shares
+from agent_rft.serve.http.sse import event_stream
+from agent_rft.serve.jobs.feed import Change, Feed, Position, StepMetrics
+from agent_rft.serve.routes.fine_tuning import JobIdPath, job_errors
+from agent_rft.serve.routes.job_records import step_metrics
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.serve.stores.job_tables import EventRecord, JobRecord
+from agent_rft.wire.errors import ApiError
 
 STREAM: Responses = {
     200: {

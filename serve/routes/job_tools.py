@@ -6,18 +6,19 @@ import asyncio
 
 from fastapi import APIRouter
 
-from actors.endpoints.signing import signer_of
-from actors.tools.dispatcher import Dispatcher
-from cluster.jobs.service import JobService
-from cluster.stores.keys import ApiKey
-from serve.http.auth import Writer, check_may_change
-from serve.http.errors import ApiError, of_user_error
-from serve.http.schemas.graders import ToolOutput
-from serve.http.trials import Trials
-from serve.routes.fine_tuning import JobIdPath, job_errors
-from serve.routes.graders import ToolCallBody, call_once
-from trainer.errors import UserError
-from trainer.spec.job import Reinforcement
+from agent_rft.actors.endpoints.signing import signer_of
+from agent_rft.actors.tools.dispatcher import Dispatcher
+from agent_rft.errors import UserError
+from agent_rft.serve.http.auth import Writer, check_may_change
+from agent_rft.serve.http.errors import of_user_error
+from agent_rft.serve.http.schemas.graders import ToolOutput
+from agent_rft.serve.http.trials import Trials
+from agent_rft.serve.jobs.service import JobService
+from agent_rft.serve.routes.fine_tuning import JobIdPath, job_errors
+from agent_rft.serve.routes.graders import ToolCallBody, call_once
+from agent_rft.serve.stores.keys import ApiKey
+from agent_rft.spec.job import Reinforcement
+from agent_rft.wire.errors import ApiError
 
 
 def make_router(service: JobService, trials: Trials) -> APIRouter:

@@ -8,13 +8,13 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from pydantic import Field
 
-from cluster.stores.keys import MAX_NAME_CHARS, KeyStore, Scope
-from serve.http.audit import made
-from serve.http.auth import Admin
-from serve.http.errors import not_found
-from serve.http.schemas.keys import ApiKeyBody, ApiKeyList, NewApiKey
-from serve.routes.graders import StrictBody
-from trainer.errors import UserError
+from agent_rft.errors import UserError
+from agent_rft.serve.http.audit import made
+from agent_rft.serve.http.auth import Admin
+from agent_rft.serve.http.errors import not_found
+from agent_rft.serve.http.schemas.keys import ApiKeyBody, ApiKeyList, NewApiKey
+from agent_rft.serve.routes.graders import StrictBody
+from agent_rft.serve.stores.keys import MAX_NAME_CHARS, KeyStore, Scope
 
 MIN_LIFE_S, MAX_LIFE_S = 3_600, 10 * 365 * 86_400
 MAX_REQUESTS_PER_MINUTE = 1_000_000

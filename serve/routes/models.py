@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from cluster.stores.model_registry import ModelRegistry, ProtectedModel, UnknownModel
-from serve.http.auth import Reader, Writer, check_may_change
-from serve.http.errors import ApiError
-from serve.http.schemas.models import DeletedModel, ModelBody, ModelList
+from agent_rft.serve.http.auth import Reader, Writer, check_may_change
+from agent_rft.serve.http.schemas.models import DeletedModel, ModelBody, ModelList
+from agent_rft.serve.stores.model_registry import ModelRegistry, ProtectedModel, UnknownModel
+from agent_rft.wire.errors import ApiError
 
 
 def make_router(registry: ModelRegistry) -> APIRouter:

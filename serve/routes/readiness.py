@@ -11,14 +11,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
-from cluster.jobs.service import JobService
-from serve.http.audit import made
-from serve.http.auth import Reader, Writer, check_may_change
-from serve.http.pages import After, AsciiJson
-from serve.http.schemas.base import Page
-from serve.http.schemas.jobs import JobEventBody
-from serve.http.schemas.readiness import ReadinessBody
-from serve.routes.fine_tuning import (
+from agent_rft.serve.http.audit import made
+from agent_rft.serve.http.auth import Reader, Writer, check_may_change
+from agent_rft.serve.http.pages import After, AsciiJson
+from agent_rft.serve.http.schemas.base import Page
+from agent_rft.serve.http.schemas.jobs import JobEventBody
+from agent_rft.serve.http.schemas.readiness import ReadinessBody
+from agent_rft.serve.jobs.service import JobService
+from agent_rft.serve.routes.fine_tuning import (
     EVENTS_PAGE,
     JOBS_PAGE,
     READINESS,

@@ -10,14 +10,14 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from actors.endpoints.address_guard import ForbiddenAddress, Guard
-from actors.endpoints.client import EndpointClient
-from actors.endpoints.url import endpoint_mistake
+from agent_rft.actors.endpoints.address_guard import ForbiddenAddress, Guard
+from agent_rft.actors.endpoints.client import EndpointClient
+from agent_rft.actors.endpoints.url import endpoint_mistake
+from agent_rft.errors import EndpointRefused, ToolFailed, UserError
+from agent_rft.spec.endpoints import Endpoint
+from agent_rft.spec.operator.allowed import parse_allowed
+from agent_rft.spec.operator.config import Operator
 from tests.support.fakes_http import FakeEndpoint, FakeTime, Names, Received, says
-from trainer.errors import EndpointRefused, ToolFailed, UserError
-from trainer.spec.endpoints import Endpoint
-from trainer.spec.operator.allowed import parse_allowed
-from trainer.spec.operator.config import Operator
 
 PORT = 8000
 """The allowed port, where a test only asks the guard."""

@@ -18,25 +18,25 @@ import psutil
 import pytest
 from pydantic import BaseModel
 
-from actors.graders.hacks.python_source import TooMuch
-from actors.graders.kinds.code_check import hack_in
-from actors.graders.kinds.expression import expression_problems
-from actors.graders.kinds.judge import Judge
-from actors.graders.templates import MAX_CHARS, render, template_problems
-from actors.grading.slots import TrialSlots
-from cluster.stores.secrets import SecretBox
-from serve.http.trials import Trials
-from serve.inference import chat, responses
-from serve.routes import fine_tuning, graders
+from agent_rft.actors.graders.hacks.python_source import TooMuch
+from agent_rft.actors.graders.kinds.code_check import hack_in
+from agent_rft.actors.graders.kinds.expression import expression_problems
+from agent_rft.actors.graders.kinds.judge import Judge
+from agent_rft.actors.graders.templates import MAX_CHARS, render, template_problems
+from agent_rft.actors.grading.slots import TrialSlots
+from agent_rft.errors import GraderFailed
+from agent_rft.serve.http.trials import Trials
+from agent_rft.serve.inference import chat, responses
+from agent_rft.serve.routes import fine_tuning, graders
+from agent_rft.serve.stores.secrets import SecretBox
+from agent_rft.spec.graders import ScoreModelGrader
+from agent_rft.spec.job import ClusterSpec
+from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
 from tests.support.api import client_of
 from tests.support.budget import budget
 from tests.support.fake_models import FakeModels, turn
 from tests.support.fakes_http import until
 from tests.support.jobs import BODY, StoredJobs, database_with_tables, job_service
-from trainer.errors import GraderFailed
-from trainer.spec.graders import ScoreModelGrader
-from trainer.spec.job import ClusterSpec
-from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
 
 BOX = SecretBox("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=")
 LIMIT, SHARE = 4, 3
@@ -214,7 +214,7 @@ def test_templates_are_read_in_linear_time(template: str) -> None:
 async def test_slow_comparisons_run_in_one_process_that_is_not_the_apis(server: Server) -> None:
     with budget(children=False):
         work = asyncio.create_task(server.run(multi(similarity(), 2), sample=LONG, x=LONG + " b"))
-        assert await most_alive("actors.grading.text_process", work) == 1
+        assert await most_alive("agent_rft.actors.grading.text_process", work) == 1
     answer = work.result().json()
     assert 0.5 < answer["reward"] <= 1.0 and len(answer["sub_rewards"]) == 2
     assert children("actors") == [] and server.slots.num_held == 0
@@ -223,7 +223,9 @@ async def test_slow_comparisons_run_in_one_process_that_is_not_the_apis(server: 
 async def test_texts_that_are_long_with_all_samples_are_compared_in_processes(server: Server) -> None:
     part = similarity(input="{{ item.y }}", evaluation_metric="rouge_l")
     work = asyncio.create_task(server.chat(part, 4, x=LONG[:20_000], y=LONG[:20_000]))
-    assert 1 <= await most_alive("actors.grading.text_process", work) <= SHARE, "the first of them is compared here"
+    assert 1 <= await most_alive("agent_rft.actors.grading.text_process", work) <= SHARE, (
+        "the first of them is compared here"
+    )
     assert work.result().json()["metadata"]["scores"] == [1.0] * 4
     assert children("actors") == [] and server.slots.num_held == 0
 

@@ -16,14 +16,14 @@ import httpx
 import psutil
 import pytest
 
-from serve.http.json_body import MAX_VALUES
-from serve.inference import chat
+from agent_rft.serve.http.json_body import MAX_VALUES
+from agent_rft.serve.inference import chat
+from agent_rft.spec.operator.config import NOTHING_ALLOWED, ServerLimits
 from tests.support.api import client_of
 from tests.support.api_process import Server, api_process
 from tests.support.budget import MIB, budget_of
 from tests.support.fake_models import FakeModels, turn
 from tests.support.hostile_requests import BYTES, PLACES, REFUSED, ROOM, VALUES, WIDE
-from trainer.spec.operator.config import NOTHING_ALLOWED, ServerLimits
 
 JSON = {"Content-Type": "application/json"}
 CHAT = {"model": "gpt-5", "messages": [{"role": "user", "content": "a"}]}

@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
+from agent_rft.chat.template import ChatTemplate, RenderFailed, TemplateLimits
 from tests.support.budget import budget
 from tests.support.fakes_http import until
-from trainer.chat.template import ChatTemplate, RenderFailed, TemplateLimits
 
 LIMITS = TemplateLimits(time_s=0.1, memory_bytes=128 << 20, text_bytes=1 << 20)
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from cluster.jobs.comparisons import Comparisons, Wanted
+from agent_rft.rows.rollout_files import write_groups
+from agent_rft.serve.jobs.comparisons import Comparisons, Wanted
+from agent_rft.types import Group, Segment
 from tests.support.budget import budget
 from tests.support.synthetic import Synthetic
-from trainer.data.rollout_files import write_groups
-from trainer.types import Group, Segment
 
 ROWS, TOKENS, OUTPUT = 2_000, 2_000, "vorzen/2013/income: 1,204 " * 200
 NAMES = ("test-before", "test-after")

@@ -17,21 +17,21 @@ import httpx
 import pytest
 from ray.job_submission import JobStatus
 
-from cluster.jobs.driver_settings import DriverSettings
-from cluster.jobs.launcher import RayLauncher
-from cluster.jobs.logs import JobLogs
-from cluster.jobs.manager import JobManager, ManagerConfig
-from cluster.stores.job_store import JobStore
-from cluster.stores.keys import Scope
-from cluster.stores.model_registry import ModelRecord
-from serve.deployment import app_of
-from serve.host.services import Services
-from serve.host.state import ServerState, StateLocations
-from serve.inference.model_server import Answers, AppState
+from agent_rft.errors import EngineFailed
+from agent_rft.serve.deployment import app_of
+from agent_rft.serve.host.services import Services
+from agent_rft.serve.host.state import ServerState, StateLocations
+from agent_rft.serve.inference.model_server import Answers, AppState
+from agent_rft.serve.jobs.driver_settings import DriverSettings
+from agent_rft.serve.jobs.launcher import RayLauncher
+from agent_rft.serve.jobs.logs import JobLogs
+from agent_rft.serve.jobs.manager import JobManager, ManagerConfig
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.serve.stores.keys import Scope
+from agent_rft.serve.stores.model_registry import ModelRecord
+from agent_rft.spec.operator.config import Operator, ServerLimits
 from tests.support.bad_requests import SECRET
 from tests.support.jobs import BODY
-from trainer.errors import EngineFailed
-from trainer.spec.operator.config import Operator, ServerLimits
 
 INNER = f"OSError: [Errno 5] /home/operator/models: Authorization: Bearer {SECRET}"
 """The text of an error inside of the server."""

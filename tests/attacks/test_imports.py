@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from serve.importing.api import LONGEST_WAIT_S
-from serve.importing.folder import import_job
-from serve.importing.source import MAX_BODY_BYTES, FolderSource
+from agent_rft.cli.openai_import.api import LONGEST_WAIT_S
+from agent_rft.cli.openai_import.folder import import_job
+from agent_rft.cli.openai_import.source import MAX_BODY_BYTES, FolderSource
+from agent_rft.errors import InvalidJob, RftError, UserError
+from agent_rft.spec.job_file import load_job
 from tests.support.budget import MIB, budget
 from tests.support.imports import run
 from tests.support.openai_api import FakeOpenAI, Reply, refusal
 from tests.support.openai_jobs import JOB_ID, ROW, lines, record, recorded, reinforcement
-from trainer.errors import InvalidJob, RftError, UserError
-from trainer.spec.job_file import load_job
 
 
 @pytest.fixture

@@ -11,17 +11,17 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.stores.audit import AuditEntry
-from cluster.stores.job_store import JobStore
-from cluster.stores.keys import Scope
-from serve.deployment import app_of
-from serve.host.services import Services
-from serve.host.state import ServerState, StateLocations
-from serve.http.access_log import AccessLog
-from serve.http.auth import ALL_FAILED_LOGINS, FAILED_LOGINS, MAX_ADDRESSES, FailedLogins
+from agent_rft.serve.deployment import app_of
+from agent_rft.serve.host.services import Services
+from agent_rft.serve.host.state import ServerState, StateLocations
+from agent_rft.serve.http.access_log import AccessLog
+from agent_rft.serve.http.auth import ALL_FAILED_LOGINS, FAILED_LOGINS, MAX_ADDRESSES, FailedLogins
+from agent_rft.serve.stores.audit import AuditEntry
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.serve.stores.keys import Scope
+from agent_rft.spec.operator.config import Operator, ServerLimits
 from tests.support.bad_requests import SECRET
 from tests.support.jobs import BODY
-from trainer.spec.operator.config import Operator, ServerLimits
 
 PROXY = "10.0.0.1"
 WRONG = "sk-rft-0123456789abcdef-" + "A" * 43

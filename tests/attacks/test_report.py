@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cluster.records.run_folder import RunFolder
-from cluster.views.report.page import write_report
-from cluster.views.traces import print_traces
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.views.report.page import write_report
+from agent_rft.cluster.views.traces import print_traces
+from agent_rft.events import Evaluated, Notice
+from agent_rft.trainer.loop.evaluate import summarize
+from agent_rft.types import Discarded, Grade, Group, ToolCall, ToolResult, Turn
 from tests.support.budget import budget
 from tests.support.builders import group_request, rollout, task
 from tests.support.events import run_event
 from tests.support.traces import select_traces
-from trainer.events import Evaluated, Notice
-from trainer.loop.evaluate import summarize
-from trainer.types import Discarded, Grade, Group, ToolCall, ToolResult, Turn
 
 MARKUP = {
     "a script": "<script>alert(1)</script>",

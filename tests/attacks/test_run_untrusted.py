@@ -74,7 +74,7 @@ def test_all_attacks_together_stay_within_their_budget(sandbox: str) -> None:
 
 async def test_processor_time_counts_all_processes_and_not_those_of_the_grader(make: Make) -> None:
     source = (
-        "import time\nfrom agent_rft_grader import run_untrusted\n"
+        "import time\nfrom agent_rft import run_untrusted\n"
         "CODE = '''import os, time\nfor _ in range(2):\n    if os.fork() == 0:\n"
         "        while time.process_time() < 0.3: pass\n        os._exit(0)\n"
         "for _ in range(2): os.wait()'''\n"
@@ -86,7 +86,7 @@ async def test_processor_time_counts_all_processes_and_not_those_of_the_grader(m
 
 # -- nothing is left ---------------------------------------------------------------------------------------------------
 
-USES = "from agent_rft_grader import run_untrusted\n"
+USES = "from agent_rft import run_untrusted\n"
 SLEEPS = USES + "def grade(sample, item): return run_untrusted('import time; time.sleep(99)').exit"
 
 
@@ -107,7 +107,7 @@ async def test_a_late_grade_ends_its_run(make: Make) -> None:
 
 async def test_a_run_that_its_grade_does_not_wait_for_ends_with_it(make: Make) -> None:
     source = (
-        "import os, threading, time\nfrom agent_rft_grader import run_untrusted\n"
+        "import os, threading, time\nfrom agent_rft import run_untrusted\n"
         "def run(code): run_untrusted(code, files={'x': b'x' * 1_000_000})\n"
         "def grade(sample, item):\n"
         "    if item['leave']:\n"
@@ -143,8 +143,7 @@ def cmdline(process: psutil.Process) -> list[str]:
 
 SPEAKS = """
 import json, os
-import agent_rft_grader as ours
-from actors.sandbox import frames
+from agent_rft import untrusted as ours
 
 def ask(*packets):
     for packet in packets:
@@ -154,7 +153,7 @@ def grade(sample, item):
     head = ours._turn + bytes(4)
     ask(*eval(item["packets"]))
     if item["refused"]:
-        answer, _ = frames.unpack(ours._receive(ours._channel, head))
+        answer, _ = ours.unpack(ours._receive(ours._channel, head))
         assert item["refused"] in answer["refused"], answer
     assert ours.run_untrusted("print(3)").stdout == "3\\n"
     return 3
@@ -167,17 +166,17 @@ PACKETS = {
     "head + b'\\1',": "Expecting value",
     "head + b'\\1' + bytes(60_000),": "Expecting value",
     "head + b'\\1' + b'\\xff' * 60_000,": "a message of 4294967295 bytes",
-    "head + b'\\1' + frames.pack({}),": "not a request",
-    "head + b'\\1' + frames.pack({'files': [], 'limits': {}}, [b'1']),": "not a request",
-    "head + b'\\1' + frames.pack({'files': ['x'], 'limits': {}}, [b'1', b'']),": "not a request",
-    "head + b'\\1' + frames.pack({'files': [], 'limits': []}, [b'1', b'']),": "not a request",
-    "head + b'\\1' + frames.pack({'files': ['../x'], 'limits': {}}, [b'1', b'', b'']),": "a path below the folder",
-    "head + b'\\1' + frames.pack({'files': [['x']], 'limits': {}}, [b'1', b'', b'']),": "must be a text",
-    "head + b'\\1' + frames.pack({'files': ['\\ud800'], 'limits': {}}, [b'1', b'', b'']),": "surrogates",
-    "head + b'\\1' + frames.pack({'files': ['a', 'a/b'], 'limits': {}}, [b''] * 4),": "files: ",
+    "head + b'\\1' + ours.pack({}),": "not a request",
+    "head + b'\\1' + ours.pack({'files': [], 'limits': {}}, [b'1']),": "not a request",
+    "head + b'\\1' + ours.pack({'files': ['x'], 'limits': {}}, [b'1', b'']),": "not a request",
+    "head + b'\\1' + ours.pack({'files': [], 'limits': []}, [b'1', b'']),": "not a request",
+    "head + b'\\1' + ours.pack({'files': ['../x'], 'limits': {}}, [b'1', b'', b'']),": "a path below the folder",
+    "head + b'\\1' + ours.pack({'files': [['x']], 'limits': {}}, [b'1', b'', b'']),": "must be a text",
+    "head + b'\\1' + ours.pack({'files': ['\\ud800'], 'limits': {}}, [b'1', b'', b'']),": "surrogates",
+    "head + b'\\1' + ours.pack({'files': ['a', 'a/b'], 'limits': {}}, [b''] * 4),": "files: ",
     "head + b'\\1' + (59_000).to_bytes(4, 'big') + b'[' * 59_000,": "nested too deeply",
     "head + b'\\1' + (59_000).to_bytes(4, 'big') + b'9' * 59_000,": "digits",
-    "head + b'\\1' + frames.pack({'way': 'none', 'files': [], 'limits': {'uid': 0}}, [b'', b'']),": "unknown",
+    "head + b'\\1' + ours.pack({'way': 'none', 'files': [], 'limits': {'uid': 0}}, [b'', b'']),": "unknown",
     "[head + b'\\0' + bytes(60_000)] * 300 + [head + b'\\1']": "more than 16,777,216 bytes",
 }
 
@@ -192,7 +191,7 @@ async def test_a_grader_can_only_ask_for_runs(make: Make) -> None:
 
 async def test_the_runs_of_a_grade_are_bounded(make: Make) -> None:
     source = (
-        "from agent_rft_grader import run_untrusted\n"
+        "from agent_rft import run_untrusted\n"
         "def grade(sample, item):\n    for number in range(300):\n        try: run_untrusted('1', limits={'x': 1})\n"
         "        except ValueError as error:\n            if '256 times' in str(error): return number"
     )
@@ -203,7 +202,7 @@ async def test_the_runs_of_a_grade_are_bounded(make: Make) -> None:
 
 async def test_without_a_sandbox_the_grade_fails_whatever_the_grader_makes_of_it(make: Make) -> None:
     source = (
-        "from agent_rft_grader import run_untrusted\n"
+        "from agent_rft import run_untrusted\n"
         "def grade(sample, item):\n    try: return run_untrusted('1').exit\n    except BaseException: return 0"
     )
     error = await failure(make(source, way="none"))

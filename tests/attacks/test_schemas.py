@@ -10,24 +10,24 @@ from typing import Any
 import httpx
 import pytest
 
-from actors.engine.grammar.structure import turn_structure
-from cluster.preflight.examples import example_call, example_of
-from cluster.preflight.rows import read_files, rows_of, tool_problems, value_problems
-from cluster.stores.secrets import SecretBox
-from serve.http.trials import Trials
-from serve.inference import chat, responses
-from serve.routes.fine_tuning import make_router
+from agent_rft.actors.engine.grammar.structure import turn_structure
+from agent_rft.chat.families.gemma4 import GEMMA4
+from agent_rft.chat.families.hermes import HERMES
+from agent_rft.chat.families.lfm2 import LFM2
+from agent_rft.cluster.preflight.examples import example_call, example_of
+from agent_rft.cluster.preflight.rows import read_files, rows_of, tool_problems, value_problems
+from agent_rft.serve.http.trials import Trials
+from agent_rft.serve.inference import chat, responses
+from agent_rft.serve.routes.fine_tuning import make_router
+from agent_rft.serve.stores.secrets import SecretBox
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
+from agent_rft.spec.schemas.json_schema import Checker, schema_mistake
 from tests.support.api import client_of
 from tests.support.budget import budget
 from tests.support.builders import EXACT
 from tests.support.fake_models import FakeModels, turn
 from tests.support.jobs import BODY, StoredJobs, database_with_tables, job_service
-from trainer.chat.families.gemma4 import GEMMA4
-from trainer.chat.families.hermes import HERMES
-from trainer.chat.families.lfm2 import LFM2
-from trainer.spec.job import JobSpec
-from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
-from trainer.spec.schemas.json_schema import Checker, schema_mistake
 
 LEVELS = 100_000
 BOX = SecretBox("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=")

@@ -11,20 +11,21 @@ import httpx
 import pytest
 from sqlalchemy import update
 
-from cluster.jobs.driver_settings import DriverSettings, Server
-from cluster.jobs.service import JobService
-from cluster.stores.database import Database
-from cluster.stores.job_store import JobStore
-from cluster.stores.job_tables import JobRow
-from cluster.stores.migrate import migrate
-from cluster.stores.secrets import CannotOpen, SecretBox
-from serve.inference import responses
-from serve.routes import fine_tuning
+from agent_rft.errors import CannotOpen
+from agent_rft.serve.inference import responses
+from agent_rft.serve.jobs.driver_settings import DriverSettings, Server
+from agent_rft.serve.jobs.service import JobService
+from agent_rft.serve.routes import fine_tuning
+from agent_rft.serve.stores.database import Database
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.serve.stores.job_tables import JobRow
+from agent_rft.serve.stores.migrate import migrate
+from agent_rft.serve.stores.secrets import SecretBox
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
 from tests.support.api import client_of
 from tests.support.bad_requests import SECRET
 from tests.support.fake_models import FakeModels, turn
 from tests.support.jobs import BODY, NO_LOGS, KnownFiles, KnownModels
-from trainer.spec.operator.config import NOTHING_ALLOWED
 
 THOUGHT = "the customer's number is 17"
 

@@ -12,19 +12,19 @@ from typing import Any, cast
 
 import numpy as np
 
-from actors.engine.chat.parsing import ParsedTurn
-from actors.engine.vllm_engine import Completion
-from actors.grading.pool import GraderPool
-from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
-from actors.tools.dispatcher import Dispatcher
-from actors.tools.sessions import SessionBook
+from agent_rft.actors.engine.chat.parsing import ParsedTurn
+from agent_rft.actors.engine.vllm_engine import Completion
+from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
+from agent_rft.actors.tools.dispatcher import Dispatcher
+from agent_rft.actors.tools.sessions import SessionBook
+from agent_rft.chat.renderer import Renderer
+from agent_rft.spec.endpoints import SessionSpec, ToolSpec
+from agent_rft.spec.job import RewardSpec, RolloutLimits
+from agent_rft.types import Discarded, Rollout, Task
 from tests.chaos.server import ChaosServer
 from tests.support import builders
 from tests.support.fakes_http import LOCAL
-from trainer.chat.renderer import Renderer
-from trainer.spec.endpoints import SessionSpec, ToolSpec
-from trainer.spec.job import RewardSpec, RolloutLimits
-from trainer.types import Discarded, Rollout, Task
 
 RESULT = "\n=> "
 

@@ -13,16 +13,16 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from actors.rollout.groups import Groups
-from actors.rollout.holdback import Holdback
+from agent_rft.actors.rollout.groups import Groups
+from agent_rft.actors.rollout.holdback import Holdback
+from agent_rft.spec.job import RolloutLimits
+from agent_rft.trainer.algorithm.advantage import advantages
+from agent_rft.types import Discarded, Rollout
 from tests.chaos.plan import Burst, Faults, Kind, Latency, Plan
 from tests.chaos.run import ChaosRun, task
 from tests.chaos.server import ChaosServer
 from tests.support.builders import group_request
 from tests.support.fakes_http import until
-from trainer.algorithm.advantage import advantages
-from trainer.spec.job import RolloutLimits
-from trainer.types import Discarded, Rollout
 
 SEARCH, GRADE = "tool/search", "grade"
 

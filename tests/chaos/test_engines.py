@@ -16,23 +16,23 @@ import pytest
 import ray
 import yaml
 
-from actors.engine.vllm_engine import EngineConfig
-from actors.grading.pool import GraderPoolActor
-from actors.rollout.assignment import least_loaded
-from actors.rollout.canary import CANARY_LIMITS
-from actors.rollout.episode import EpisodeSpec
-from actors.rollout.fleet import Fleet
-from actors.rollout.worker import RolloutWorker, WorkerConfig
-from actors.tools.actor import start_dispatchers
+from agent_rft.actors.engine.vllm_engine import EngineConfig
+from agent_rft.actors.grading.pool import GraderPoolActor
+from agent_rft.actors.rollout.assignment import least_loaded
+from agent_rft.actors.rollout.canary import CANARY_LIMITS
+from agent_rft.actors.rollout.episode import EpisodeSpec
+from agent_rft.actors.rollout.fleet import Fleet
+from agent_rft.actors.rollout.worker import RolloutWorker, WorkerConfig
+from agent_rft.actors.tools.actor import start_dispatchers
+from agent_rft.chat.dialect import UNKNOWN
+from agent_rft.events import Event
+from agent_rft.spec.job_file import load_job
 from tests.chaos.ledger import FaultyLedger, faulty_ledger
 from tests.chaos.plan import Burst, Faults, Latency, Plan
 from tests.e2e.command import AGENT_RFT, marked, processes, processes_left
 from tests.support.builders import group_request, tasks_of
 from tests.support.fakes_http import LOCAL
 from tests.support.paths import LEDGER
-from trainer.chat.dialect import UNKNOWN
-from trainer.events import Event
-from trainer.spec.job_file import load_job
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.records.run_folder import RunFolder
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.events import LearnerRestarted, UpdatesReplayed
 from examples.ledger.services import services
 from tests.chaos.jobs import ledger_job
 from tests.e2e.command import AGENT_RFT, kill, marked, processes, processes_left
-from trainer.events import LearnerRestarted, UpdatesReplayed
 
 STEPS, BATCH, KILLS = 6, 8, 3
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.records.run_folder import RunFolder
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.rows.ownership import files_of
 from examples.ledger.services import services
 from tests.chaos.jobs import ledger_job, process_tree, read_to_end, read_until, training
 from tests.e2e.command import marked, processes, processes_left
-from trainer.data.ownership import files_of
 
 STEPS, BATCH = 6, 8
 

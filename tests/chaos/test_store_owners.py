@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster.records.run_folder import RunFolder
-from cluster.stores.checkpoint_store import CheckpointStore
+from agent_rft.cluster.records.checkpoint_store import CheckpointStore
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.events import CheckpointCopied
+from agent_rft.trainer.loop.checkpoint import checkpoints_in, latest_checkpoint
 from tests.chaos.jobs import process_tree, read_to_end, read_until, training
 from tests.e2e.command import marked, processes_left
 from tests.support.held_files import plugin
 from tests.support.supervised_job import supervised_job
-from trainer.events import CheckpointCopied
-from trainer.loop.checkpoint import checkpoints_in, latest_checkpoint
 
 STEPS, INTERVAL = 80, 20
 NAMES = [f"step-{step:06d}" for step in range(INTERVAL, STEPS + 1, INTERVAL)]

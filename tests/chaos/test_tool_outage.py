@@ -15,12 +15,12 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.records.run_folder import RunFolder
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.errors import ToolFailed
+from agent_rft.events import EndpointOutageBegan, EndpointOutageEnded, Event
 from examples.ledger.services import services
 from tests.chaos.jobs import ledger_job, read_to_end, read_until, training
 from tests.e2e.command import marked, processes_left
-from trainer.errors import ToolFailed
-from trainer.events import EndpointOutageBegan, EndpointOutageEnded, Event
 
 STEPS, BATCH = 6, 8
 DOWN_S = 12.0
@@ -68,7 +68,7 @@ class Page:
 @contextmanager
 def console(run: Path, environment: Mapping[str, str]) -> Iterator[Page]:
     """Context manager of the console over a run folder."""
-    command = [sys.executable, "-P", "-m", "serve.host.one_run", str(run)]
+    command = [sys.executable, "-P", "-m", "agent_rft.serve.host.one_run", str(run)]
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.records.run_folder import RunFolder
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.types import Rollout
 from tests.chaos.ledger import faulty_ledger
 from tests.chaos.plan import Faults, Plan
 from tests.e2e.command import AGENT_RFT, kill, marked, processes_left
 from tests.support.collector import Collector, Received
 from tests.support.paths import LEDGER
-from trainer.types import Rollout
 
 STEPS, BATCH = 2, 4
 KEPT = ("training_file", "seed", "method", "model_options")

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from cluster.records.run_folder import RunFolder
-from cluster.stores.job_store import JobStore
-from serve.host.state import ServerState, StateLocations
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.serve.host.state import ServerState, StateLocations
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.types import Group, Turn
 from tests.support.api_process import api_process
 from tests.support.browser import WIDE, Watched, chromium
 from tests.support.builders import group, group_request, rollout, task
 from tests.support.jobs import NEW_JOB
 from tests.support.synthetic import HOSTILE, Synthetic
-from trainer.spec.operator.config import NOTHING_ALLOWED
-from trainer.types import Group, Turn
 
 LONG = "long " * 2_000_000
 """10 MB in one line."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serve.console.static import BUNDLE
+from agent_rft.serve.console.static import BUNDLE
 from tests.support.paths import ROOT
 
 

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from serve.host.state import ServerState, StateLocations
+from agent_rft.serve.host.state import ServerState, StateLocations
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
 from tests.console.conftest import Site
 from tests.support.browser import PHONE
-from trainer.spec.operator.config import NOTHING_ALLOWED
 
 Open = Callable[..., Any]
 EMPTY_TOKEN = ""
@@ -106,7 +106,7 @@ def test_the_keyboard_reaches_the_pages_and_colours_are_kept(opened: Open, site:
 
 
 def test_a_run_without_a_server_is_shown_by_its_address(opened: Open, site: Site) -> None:
-    command = [sys.executable, "-m", "serve.host.one_run", str(site.folder / "runs" / site.job)]
+    command = [sys.executable, "-m", "agent_rft.serve.host.one_run", str(site.folder / "runs" / site.job)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as console:
         assert console.stdin is not None and console.stdout is not None
         address = console.stdout.readline().strip()

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from cluster.records.run_folder import RunFolder
-from cluster.views.comparison.compare import compare_sides
-from cluster.views.comparison.page import write_page as write_comparison
-from cluster.views.comparison.sides import sides_of
-from cluster.views.readiness.page import write_page as write_readiness
-from cluster.views.report.page import write_report
+from agent_rft.cluster.readiness.findings import readiness_of
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.views.comparison.compare import compare_sides
+from agent_rft.cluster.views.comparison.page import write_page as write_comparison
+from agent_rft.cluster.views.comparison.sides import sides_of
+from agent_rft.cluster.views.readiness.page import write_page as write_readiness
+from agent_rft.cluster.views.report.page import write_report
+from agent_rft.types import Group
 from tests.support.browser import PHONE, Watched
 from tests.support.builders import group_request, job, plan, task
 from tests.support.synthetic import HOSTILE, Synthetic
-from trainer.readiness.findings import readiness_of
-from trainer.types import Group
 
 
 def report(folder: Path) -> Path:

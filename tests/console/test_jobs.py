@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from cluster.stores.job_store import JobStore
-from serve.host.state import ServerState, StateLocations
+from agent_rft.serve.host.state import ServerState, StateLocations
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
 from tests.console.conftest import Site
 from tests.console.test_frame import Open
 from tests.support.console_jobs import make_jobs
 from tests.support.jobs import NEW_JOB
-from trainer.spec.operator.config import NOTHING_ALLOWED
 
 
 @contextmanager

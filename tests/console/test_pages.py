@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster.records.run_folder import RunFolder
-from cluster.stores.job_store import JobStore
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.serve.stores.job_store import JobStore
 from tests.console.conftest import Site
 from tests.console.test_jobs import state_of
 from tests.support.builders import raw_job

@@ -9,9 +9,9 @@ from typing import Any
 
 from sqlalchemy import delete
 
-from cluster.stores.job_store import JobStore
-from cluster.stores.job_tables import JobRow
-from serve.host.state import ServerState
+from agent_rft.serve.host.state import ServerState
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.serve.stores.job_tables import JobRow
 from tests.console.conftest import Site
 from tests.console.test_frame import Open
 from tests.console.test_jobs import state_of

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.observability.alerts import alert
-from cluster.observability.files import DASHBOARDS
-from cluster.observability.promql import samples
+from agent_rft.cluster.observability.alerts import alert
+from agent_rft.cluster.observability.files import DASHBOARDS
+from agent_rft.cluster.observability.promql import samples
+from agent_rft.metrics import METRICS, metric_of
 from docs.dashboards.draw import filled
-from trainer.metrics import METRICS, metric_of
 
 MINUTES, START, END = 330, 180, 300
 """Length of a history, the minute at which things go wrong in it, and the one at which its job has ended."""

@@ -9,18 +9,21 @@ from pathlib import Path
 
 import pytest
 
+import agent_rft
 from tests.support.builders import raw_job
 from tests.support.paths import BASE, LEDGER, ROOT
 
 MODELS = {"torch", "transformers", "deepspeed", "vllm"}
 HEAVY = MODELS | {"ray", "sqlalchemy", "alembic", "fastapi"}
+FOLDERS = {"trainer", "actors", "cluster", "serve"}
+"""Our folders, which are imported as `agent_rft.*` only: without the prefix there would be two of each class."""
 SCRIPT = """
 import atexit, sys
 from pathlib import Path
 
 file = Path(sys.argv.pop(1))
 atexit.register(lambda: file.write_text("\\n".join(sys.modules)))
-from serve.cli.main import main
+from agent_rft.cli.main import main
 main()
 """
 
@@ -30,7 +33,19 @@ def loaded_by(folder: Path, *arguments: str) -> tuple[set[str], subprocess.Compl
     file = folder / "modules"
     command = [sys.executable, "-c", SCRIPT, str(file), *arguments]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return set(file.read_text().split()), done
+    modules = set(file.read_text().split())
+    assert not FOLDERS & modules
+    return modules, done
+
+
+def test_the_package_itself_loads_nothing_and_has_its_public_names() -> None:
+    script = "import importlib, sys; before = set(sys.modules); import agent_rft; print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["agent_rft"]
+    for name in agent_rft.__all__:
+        assert getattr(agent_rft, name).__name__ == name and name in dir(agent_rft)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        agent_rft.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_help_loads_only_the_command_line(tmp_path: Path) -> None:
@@ -43,13 +58,13 @@ def test_help_loads_only_the_command_line(tmp_path: Path) -> None:
 def test_plan_loads_no_model_library_and_no_ray(tmp_path: Path, options: list[str]) -> None:
     modules, done = loaded_by(tmp_path, "plan", str(LEDGER / "job.yaml"), *options)
     assert "engine" in done.stdout
-    assert "cluster.planning.placement" in modules and not HEAVY & modules
+    assert "agent_rft.cluster.planning.placement" in modules and not HEAVY & modules
 
 
 def test_schema_loads_only_the_settings(tmp_path: Path) -> None:
     modules, done = loaded_by(tmp_path, "schema", "job")
     assert '"additionalProperties": false' in done.stdout
-    assert "trainer.spec.job" in modules and not (HEAVY | {"numpy", "aiohttp"}) & modules
+    assert "agent_rft.spec.job" in modules and not (HEAVY | {"numpy", "aiohttp"}) & modules
 
 
 @pytest.mark.parametrize("command", ["check", "train", "eval"])
@@ -90,7 +105,7 @@ def test_a_job_file_that_is_not_yaml_loads_nothing_else(tmp_path: Path) -> None:
 def test_import_loads_no_model_library_and_no_ray(tmp_path: Path) -> None:
     modules, done = loaded_by(tmp_path, "import", "openai", "--from", str(tmp_path))
     assert done.returncode == 1 and "job.json cannot be read" in done.stdout
-    assert "serve.importing.definition" in modules and not HEAVY & modules
+    assert "agent_rft.cli.openai_import.definition" in modules and not HEAVY & modules
 
 
 def test_explain_loads_no_model_library_and_no_ray(tmp_path: Path) -> None:

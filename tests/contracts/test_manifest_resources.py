@@ -13,15 +13,18 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from cluster.planning.memory import GIB
-from cluster.planning.model_folder import ModelFolder
-from cluster.planning.nodes import Node
-from cluster.preflight.prepare import prepare
-from cluster.preflight.space import Free
-from cluster.ray_cluster.job_status import STOP_WAIT
-from cluster.run import pre_stop
-from serve.cli.durations import seconds_of
-from serve.cli.main import app
+from agent_rft.cli.durations import seconds_of
+from agent_rft.cli.main import app
+from agent_rft.cluster.planning.memory import GIB
+from agent_rft.cluster.planning.model_folder import ModelFolder
+from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.preflight.prepare import prepare
+from agent_rft.cluster.preflight.space import Free
+from agent_rft.cluster.ray_cluster.job_status import STOP_WAIT
+from agent_rft.cluster.run import pre_stop
+from agent_rft.spec.job import FILES
+from agent_rft.spec.job_file import load_job
+from agent_rft.spec.operator.config_file import load_operator
 from tests.contracts.manifests import (
     CLUSTERS,
     JOB_SECRETS,
@@ -34,9 +37,6 @@ from tests.contracts.manifests import (
     quantity,
     ray_pods,
 )
-from trainer.spec.job import FILES
-from trainer.spec.job_file import load_job
-from trainer.spec.operator.config_file import load_operator
 
 QWEN3_2B = {
     "num_parameters": 1_720_574_976,

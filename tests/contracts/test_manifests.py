@@ -24,13 +24,15 @@ from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from ray.serve.schema import ServeDeploySchema
 from typer.main import get_command
 
-from actors.runtime.nodes import ELSEWHERE
-from cluster.observability.dashboards.grafana import dashboard_json
-from cluster.observability.files import DASHBOARDS
-from cluster.ray_cluster import read_ahead
+from agent_rft.actors.runtime.nodes import ELSEWHERE
+from agent_rft.cli.main import app
+from agent_rft.cluster.observability.dashboards.grafana import dashboard_json
+from agent_rft.cluster.observability.files import DASHBOARDS
+from agent_rft.cluster.ray_cluster import read_ahead
+from agent_rft.serve.inference.model_server import ANSWER_TIMEOUT_S
+from agent_rft.spec.job_file import load_job
+from agent_rft.spec.operator.config_file import load_operator
 from examples.ledger import make_data, server
-from serve.cli.main import app
-from serve.inference.model_server import ANSWER_TIMEOUT_S
 from tests.contracts.manifests import (
     AGENT_PORT,
     CLUSTERS,
@@ -49,8 +51,6 @@ from tests.contracts.manifests import (
     ray_pods,
     rendered,
 )
-from trainer.spec.job_file import load_job
-from trainer.spec.operator.config_file import load_operator
 
 KUBERNETES = ("1.31", "1.37")
 NO_SCHEMA = {"PodMonitor", "PrometheusRule", "Gateway", "HTTPRoute", "CiliumNetworkPolicy"}
@@ -290,7 +290,7 @@ def test_the_code_can_load_the_configuration(overlay: str, tmp_path: Path) -> No
 
 @overlays
 def test_our_code_or_rays_reads_each_environment_variable(overlay: str) -> None:
-    folders = [ROOT / name for name in ("serve", "cluster", "actors", "trainer", "examples")]
+    folders = [ROOT / name for name in ("agent_rft", "serve", "cluster", "actors", "trainer", "examples")]
     sources = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     for _, _, spec in pod_specs(overlay):
         for container in containers(spec):

@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from actors.runtime.exporter import MetricsAddress, Telemetry
-from cluster.observability.alerts import ALERTS
-from cluster.observability.dashboards.grafana import WIDTH, dashboard_json
-from cluster.observability.files import DASHBOARDS, RAY_DISCOVERY, Cluster, rule_groups, write_pair
+from agent_rft.actors.runtime.exporter import MetricsAddress, Telemetry
+from agent_rft.cluster.observability.alerts import ALERTS
+from agent_rft.cluster.observability.dashboards.grafana import WIDTH, dashboard_json
+from agent_rft.cluster.observability.files import DASHBOARDS, RAY_DISCOVERY, Cluster, rule_groups, write_pair
+from agent_rft.metrics import METRICS, prometheus_name
 from tests.contracts.alert_cases import CASES, STEPS_S, promtool_test
 from tests.contracts.manifests import K8S
 from tests.support.fakes_http import unused_port
 from tests.support.paths import ROOT
 from tests.support.prometheus import binary, prometheus
-from trainer.metrics import METRICS, prometheus_name
 
 SUFFIXES = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "file": ()}
 SAMPLES = {prometheus_name(name) + suffix for name, metric in METRICS.items() for suffix in SUFFIXES[metric.kind]}
@@ -101,7 +101,7 @@ def test_panels_do_not_overlap() -> None:
 
 def test_each_alert_links_to_its_section_of_the_runbook_that_the_operator_publishes() -> None:
     url = "https://wiki.example.com/agent-rft/RUNBOOK.md"
-    command = [sys.executable, "-m", "cluster.observability", "--runbook-url", url]
+    command = [sys.executable, "-m", "agent_rft.cluster.observability", "--runbook-url", url]
     printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     rule = yaml.safe_load(printed)
     links = [alert["annotations"].pop("runbook_url") for alert in rule["spec"]["groups"][0]["rules"]]

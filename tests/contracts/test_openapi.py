@@ -22,24 +22,24 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from cluster.jobs.draft import Draft
-from cluster.jobs.service import JobService
-from cluster.records.run_folder import RunFolder
-from cluster.stores.job_states import JobStatus
-from cluster.stores.job_store import JobStore
-from cluster.stores.keys import KeyStore
-from serve.host.services import routers_of
-from serve.host.state import ServerState, StateLocations
-from serve.http.app import create_app
-from serve.routes.job_stream import Pace
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.errors import Problem
+from agent_rft.events import StepDone
+from agent_rft.serve.host.services import routers_of
+from agent_rft.serve.host.state import ServerState, StateLocations
+from agent_rft.serve.http.app import create_app
+from agent_rft.serve.jobs.draft import Draft
+from agent_rft.serve.jobs.service import JobService
+from agent_rft.serve.routes.job_stream import Pace
+from agent_rft.serve.stores.job_states import JobStatus
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.serve.stores.keys import KeyStore
+from agent_rft.spec.operator.config import Operator, ServerLimits
 from tests.support.api import TOKEN, FakeKeys
 from tests.support.builders import group, group_request
 from tests.support.events import run_event
 from tests.support.fake_models import FakeModels, call, turn
 from tests.support.jobs import BODY, NO_LOGS, fixture_of
-from trainer.errors import Problem
-from trainer.events import StepDone
-from trainer.spec.operator.config import Operator, ServerLimits
 
 FEW, MANY = 4, 6
 """Requests per operation. The first one is valid and for existing objects, so few are enough to find a success."""

@@ -16,19 +16,19 @@ import pytest
 from prometheus_client import generate_latest
 from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 
-from actors.runtime.exporter import labelled
-from cluster.observability.dashboards.grafana import WINDOWS, dashboard_json
-from cluster.observability.dashboards.job import JOB_DASHBOARD
-from cluster.observability.dashboards.libraries import GPUS as GPU_PANELS
-from cluster.observability.dashboards.queries import JOBS
-from cluster.observability.files import DASHBOARDS
-from cluster.run.metrics_sink import MetricsSink
+from agent_rft.actors.runtime.exporter import labelled
+from agent_rft.cluster.observability.dashboards.grafana import WINDOWS, dashboard_json
+from agent_rft.cluster.observability.dashboards.job import JOB_DASHBOARD
+from agent_rft.cluster.observability.dashboards.libraries import GPUS as GPU_PANELS
+from agent_rft.cluster.observability.dashboards.queries import JOBS
+from agent_rft.cluster.observability.files import DASHBOARDS
+from agent_rft.cluster.run.metrics_sink import MetricsSink
+from agent_rft.events import CheckpointSaved, PhaseBegan, StepDone
+from agent_rft.metrics import METRICS
+from agent_rft.types import Group
 from tests.support.builders import group_request, rollout
 from tests.support.events import run_event
 from tests.support.prometheus import Prometheus, binary, prometheus
-from trainer.events import CheckpointSaved, PhaseBegan, StepDone
-from trainer.metrics import METRICS
-from trainer.types import Group
 
 STEP_S, HOURS, SAMPLE_S = 600, 3, 30
 STEP = {

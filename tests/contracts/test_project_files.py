@@ -88,7 +88,7 @@ def test_a_skill_says_what_it_is_for(skill: Path) -> None:
 
 
 def named_paths(page: Path) -> Iterator[str]:
-    """Our files that a page names in code font, such as `actors/graders/base.py` or `trainer/metrics`."""
+    """Our files that a page names in code font, such as `actors/graders/base.py` or `agent_rft/metrics`."""
     top = "|".join(re.escape(path.name) for path in ROOT.iterdir() if path.name not in (".venv", "build", "runs"))
     yield from re.findall(rf"`((?:{top})(?:/[\w./-]*)?)`", page.read_text())
 
@@ -102,4 +102,4 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 
 def test_paths_are_found() -> None:
-    assert {"trainer/events", "actors/graders/kinds"} <= set(named_paths(ROOT / "CONTRIBUTING.md"))
+    assert {"agent_rft/events", "actors/graders/kinds"} <= set(named_paths(ROOT / "CONTRIBUTING.md"))

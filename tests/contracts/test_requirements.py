@@ -131,7 +131,8 @@ class Checkout:
         self.folder = folder
         self.index = folder / "index"
         self.pytorch = folder / "pytorch" / "torch"
-        for new in (self.index, self.pytorch, folder / "requirements"):
+        self.linked = [folder / "agent_rft" / name for name in ("actors", "cluster", "serve", "trainer")]
+        for new in (self.index, self.pytorch, folder / "requirements", *self.linked):
             new.mkdir(parents=True)
         shutil.copy(ROOT / "Makefile", folder)
         self.write("pyproject.toml", "")
@@ -163,6 +164,13 @@ class Checkout:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
+
+
+def test_a_download_that_has_text_files_in_place_of_links_is_refused(checkout: Checkout) -> None:
+    checkout.linked[0].rmdir()
+    checkout.write("agent_rft/actors", "../actors")
+    assert "agent_rft/actors is not a link to ../actors" in checkout.setup()
+    assert not (checkout.folder / ".venv").exists()
 
 
 def test_a_file_that_differs_from_the_list_is_not_installed(checkout: Checkout) -> None:

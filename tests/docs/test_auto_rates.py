@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from agent_rft.spec.plan import MethodType, auto_learning_rate
 from tests.support.paths import ROOT
-from trainer.spec.plan import MethodType, auto_learning_rate
 
 PAGE = ROOT / "docs" / "from-openai.md"
 UNITS = {"M": 1e6, "B": 1e9}

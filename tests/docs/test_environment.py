@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.support.paths import ROOT
 
-PACKAGES = ("serve", "cluster", "actors", "trainer")
+PACKAGES = ("agent_rft", "serve", "cluster", "actors", "trainer")
 OURS = re.compile(r"\b(?:AGENT_RFT|OPENAI|RAY|GLOO)_[A-Za-z]\w*")
 ROW = re.compile(r"^\| (`[A-Z][^|]*)\|", re.MULTILINE)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 
+from agent_rft import types
 from tests.support.paths import ROOT
-from trainer import types
 
 TEXT = (ROOT / "docs" / "glossary.md").read_text()
 ENTRIES = dict(re.findall(r"(?ms)^## ([^\n]+)\n(.*?)(?=^## |\Z)", TEXT))
@@ -26,7 +26,7 @@ def test_each_term_is_short_and_links_to_where_it_is_explained() -> None:
 
 def test_each_data_type_is_named() -> None:
     classes = [
-        name for name, value in vars(types).items() if inspect.isclass(value) and value.__module__ == "trainer.types"
+        name for name, value in vars(types).items() if inspect.isclass(value) and value.__module__ == "agent_rft.types"
     ]
 
     assert "Rollout" in classes

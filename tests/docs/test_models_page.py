@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from agent_rft.cli.openai_import.models import OPEN_MODELS
 from docs.generator.layouts import MODELS, layouts_on
-from serve.importing.models import OPEN_MODELS
 from tests.support.paths import ROOT
 
 

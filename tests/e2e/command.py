@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from agent_rft.rows.ownership import SILENCE_VARIABLE
 from tests.support.paths import ROOT
-from trainer.data.ownership import SILENCE_VARIABLE
 
 CONFIG = ROOT / "tests" / "support" / "cluster.yaml"
 """The configuration for commands on a cluster that they do not start themselves."""

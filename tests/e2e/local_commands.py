@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from cluster.records.run_folder import RunFolder
+from agent_rft.cluster.records.run_folder import RunFolder
 from tests.e2e.client_commands import Commands, all_commands
 from tests.e2e.client_commands import documented as documented_of_server
 
@@ -21,9 +21,9 @@ EXCEPTIONS = {
     ("explain",): "test_api.py runs it as the runbook does",
     ("serve",): "test_api.py runs it",
     ("init",): "test_wheel.py runs it, and the lines that it prints",
-    ("import", "openai"): "tests/integration/serve/cli/test_importing.py runs it",
-    ("models", "doctor"): "tests/unit/serve/cli/test_doctor.py runs it",
-    ("models", "template"): "tests/unit/serve/cli/test_doctor.py runs it",
+    ("import", "openai"): "tests/integration/cli/test_importing.py runs it",
+    ("models", "doctor"): "tests/unit/cli/test_doctor.py runs it",
+    ("models", "template"): "tests/unit/cli/test_doctor.py runs it",
     ("models", "merge"): "needs an adapter; tests/unit/actors/weights/test_merge.py merges one",
 }
 """Local commands without a call below, with the reason."""

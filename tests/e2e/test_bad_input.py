@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.records.run_folder import RunFolder
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.events import EngineReplaced
 from examples.ledger.services import services
 from tests.e2e.command import AGENT_RFT, CONFIG, kill, marked, processes_left, run
 from tests.support.paths import LEDGER, ROOT
 from tests.support.shared_memory import left_behind, unheld
-from trainer.events import EngineReplaced
 
 SECONDS = 60
 """A mistake must be reported within this time, on a loaded machine."""

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.records.run_folder import RunFolder
-from cluster.stores.checkpoint_store import CheckpointStore
+from agent_rft.cluster.records.checkpoint_store import CheckpointStore
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.events import CheckpointCopied, JobResumed
 from tests.e2e.command import AGENT_RFT, marked, processes, processes_left, run
 from tests.support.supervised_job import supervised_job
-from trainer.events import CheckpointCopied, JobResumed
 
 STEPS = 40
 DEADLINE_S = 300.0

@@ -24,9 +24,11 @@ from urllib.request import Request, urlopen
 import pytest
 import yaml
 
-from cluster.observability.alerts import ALERTS
-from cluster.observability.files import DASHBOARDS
-from cluster.records.run_folder import RunFolder
+from agent_rft.cluster.observability.alerts import ALERTS
+from agent_rft.cluster.observability.files import DASHBOARDS
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.metrics import METRICS, prometheus_name
+from agent_rft.trainer.loop.checkpoint import Checkpoints
 from docs.dashboards.draw import MODULES, Shown, bundle, draw, filled
 from tests.chaos.ledger import FaultyLedger, faulty_ledger
 from tests.chaos.plan import Faults, Latency, Plan
@@ -35,8 +37,6 @@ from tests.e2e.head import BIN, Head, head
 from tests.support.fakes_http import unused_port
 from tests.support.paths import LEDGER
 from tests.support.prometheus import Prometheus, prometheus
-from trainer.loop.checkpoint import Checkpoints
-from trainer.metrics import METRICS, prometheus_name
 
 NEEDED = ("LEDGER_TOOLS_URL", "LEDGER_GRADER_URL", "LEDGER_TOKEN", "AGENT_RFT_METRICS_PORT")
 TOOLS = ("tools/list", "tools/search", "tools/cat")

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.records.run_folder import RunFolder
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.events import EarlyStopped
+from agent_rft.trainer.loop.checkpoint import best_checkpoint, latest_checkpoint
 from examples.ledger.services import services
 from tests.e2e.command import AGENT_RFT, marked
 from tests.support.paths import LEDGER
-from trainer.events import EarlyStopped
-from trainer.loop.checkpoint import best_checkpoint, latest_checkpoint
 
 
 @pytest.mark.nightly

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.records.run_folder import RunFolder
+from agent_rft.cluster.records.run_folder import RunFolder
 from tests.e2e.command import MARK, processes_left
 from tests.support.paths import ROOT
 

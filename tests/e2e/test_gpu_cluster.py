@@ -13,20 +13,20 @@ import numpy as np
 import pytest
 import ray
 
-from actors.engine.vllm_engine import EngineConfig
-from actors.rollout.episode import EpisodeSpec
-from actors.rollout.worker import WorkerConfig
-from actors.weights.shared_memory import SHM, SharedFile
+from agent_rft.actors.engine.vllm_engine import EngineConfig
+from agent_rft.actors.rollout.episode import EpisodeSpec
+from agent_rft.actors.rollout.worker import WorkerConfig
+from agent_rft.actors.weights.shared_memory import SHM, SharedFile
+from agent_rft.chat.dialect import UNKNOWN
+from agent_rft.cluster.ray_cluster.session import ray_session
+from agent_rft.spec.job import RewardSpec, RolloutLimits
 from benchmarks.gpu_cluster.parts import parts_for
 from benchmarks.gpu_cluster.results import Results
 from benchmarks.local import gpus_here
 from benchmarks.weight_sync import Source, VllmsClient
 from benchmarks.worker import MeasuredWorker
-from cluster.ray_cluster.session import ray_session
 from tests.e2e.command import marked, processes_left
 from tests.support.paths import BASE, ROOT
-from trainer.chat.dialect import UNKNOWN
-from trainer.spec.job import RewardSpec, RolloutLimits
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3000)]
 

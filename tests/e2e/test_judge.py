@@ -20,14 +20,14 @@ import pytest
 import yaml
 from fastapi import FastAPI
 
-from cluster.views.regrade import grade_file
+from agent_rft.cluster.views.regrade import grade_file
+from agent_rft.errors import GraderFailed
+from agent_rft.spec.operator.config import ModelEndpoint, Operator
+from agent_rft.types import Grade
 from examples.common.way import listening
 from tests.e2e.command import marked, processes_left
 from tests.support.fakes_http import unused_port
 from tests.support.paths import ROOT
-from trainer.errors import GraderFailed
-from trainer.spec.operator.config import ModelEndpoint, Operator
-from trainer.types import Grade
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 
@@ -62,7 +62,16 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("server")
     config = folder / "agent-rft.yaml"
     config.write_text(yaml.safe_dump({"aliases": {"small": str(MODEL)}, "engines": {"first_call_wait_s": 300}}))
-    command = [sys.executable, "-m", "serve.cli.main", "serve", "--folder", str(folder / "state"), "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "agent_rft.cli.main",
+        "serve",
+        "--folder",
+        str(folder / "state"),
+        "--port",
+        "0",
+    ]
     environment = {**marked(os.environ), "AGENT_RFT_METRICS_PORT": str(unused_port())}
     process = subprocess.Popen([*command, "--config", str(config)], stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.records.run_folder import RunFolder
+from agent_rft.chat.model_card import read_card
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.events import SettingChanged, SettingChosen
+from agent_rft.types import Rollout
 from examples.ledger.services import services
 from tests.e2e.client_commands import Commands
 from tests.e2e.command import AGENT_RFT, marked, processes_left
 from tests.e2e.local_commands import EXCEPTIONS, call_all, documented
 from tests.support.paths import LEDGER, ROOT
-from trainer.chat.model_card import read_card
-from trainer.events import SettingChanged, SettingChosen
-from trainer.types import Rollout
 
 STEPS = 8
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
+from agent_rft.rows.rows import read_tasks
 from examples.ledger.services import services
 from examples.openai_sdk.agent_rft import Servers, tools_and_grader, upload
 from tests.e2e.command import AGENT_RFT, marked, processes_left
 from tests.e2e.test_api import Server
 from tests.support.paths import LEDGER
-from trainer.data.rows import read_tasks
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 ROWS, SAMPLES = 16, 4

@@ -13,8 +13,8 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from actors.engine.shared.actor import SharedEngine
-from cluster.records.run_folder import RunFolder
+from agent_rft.actors.engine.shared.actor import SharedEngine
+from agent_rft.cluster.records.run_folder import RunFolder
 from examples.ledger.services import services
 from tests.e2e.command import AGENT_RFT, CONFIG, kill, marked
 from tests.e2e.head import BIN, head

@@ -21,13 +21,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.records.run_folder import RunFolder
-from cluster.run.signals import STOP_REQUEST
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.run.signals import STOP_REQUEST
+from agent_rft.events import JobEnded
+from agent_rft.trainer.loop.checkpoint import Checkpoints
 from examples.ledger.services import services
 from tests.e2e.command import AGENT_RFT, marked, processes_left
 from tests.support.paths import LEDGER
-from trainer.events import JobEnded
-from trainer.loop.checkpoint import Checkpoints
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 DEADLINE_S = 180.0

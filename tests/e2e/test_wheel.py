@@ -19,9 +19,9 @@ import pytest
 
 from tests.support.paths import ROOT
 
-PACKAGES = ("actors", "cluster", "serve", "trainer", "examples/ledger", "examples/endpoint")
+FOLDERS, EXAMPLES = ("actors", "cluster", "serve", "trainer"), ("examples/ledger", "examples/endpoint")
 NOT_SHIPPED = {"__pycache__", "build", "runs", "node_modules"}
-CONSOLE_SOURCE = ROOT / "serve" / "console" / "app"  # its bundle is shipped
+CONSOLE_SOURCE = ROOT / "agent_rft" / "serve" / "console" / "app"  # its bundle is shipped
 READY = "Ctrl-C stops them"
 
 
@@ -82,7 +82,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy: setuptools would leave files in the checkout, and take such files from there."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
-    for package in PACKAGES:
+    shutil.copytree(ROOT / "agent_rft", source / "agent_rft", symlinks=True)
+    for package in (*FOLDERS, *EXAMPLES):
         shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns(*NOT_SHIPPED))
     for file in ROOT.iterdir():
         if file.is_file():
@@ -107,17 +108,17 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
 def test_the_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
     files = {
         str(path.relative_to(ROOT))
-        for package in PACKAGES
+        for package in ("agent_rft", *(f"agent_rft/{folder}" for folder in FOLDERS), *EXAMPLES)
         for path in (ROOT / package).rglob("*")
         if path.is_file() and not NOT_SHIPPED.intersection(path.parts) and CONSOLE_SOURCE not in path.parents
     }
-    assert {"cluster/views/report/page.html", "examples/ledger/base/model.safetensors"} < files
+    assert {"agent_rft/cluster/views/report/page.html", "examples/ledger/base/model.safetensors"} < files
     with zipfile.ZipFile(wheel) as archive:
-        assert files <= set(archive.namelist())
+        assert {name for name in archive.namelist() if ".dist-info/" not in name} == files
 
 
 def test_nothing_comes_from_the_checkout(installed: Installed, tmp_path: Path) -> None:
-    names = [package.replace("/", ".") for package in PACKAGES]
+    names = [f"agent_rft.{folder}" for folder in FOLDERS] + [example.replace("/", ".") for example in EXAMPLES]
     script = f"import {', '.join(names)}; print(*[m.__file__ for m in ({', '.join(names)})], sep='\\n')"
     for file in installed.run(f'python -c "{script}"', tmp_path).split():
         assert Path(file).is_relative_to(installed.folder)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import text
 
-from cluster.stores.database import Base, Database
-from cluster.stores.migrate import migrate
+from agent_rft.serve.stores.database import Base, Database
+from agent_rft.serve.stores.migrate import migrate
 from tests.support.postgres import postgres
 
 

@@ -20,9 +20,9 @@ import kr8s
 import openai
 from kr8s.objects import Event, Namespace, Node, PersistentVolume, Pod, Secret, new_class
 
+from agent_rft.run_events import RunEvent
 from tests.contracts.manifests import K8S, KUBECTL, edit, tracked_files
 from tests.docs.markdown import pages
-from trainer.run_events import RunEvent
 
 IMAGE = f"agent-rft:{version('agent-rft')}-cpu"
 NAMESPACE, JOB, SERVICE = "agent-rft", "agent-rft-job", "agent-rft"

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
+from agent_rft.events import CheckpointSaved, JobEnded, JobResumed, StepDone
 from tests.kubernetes.cluster import EPOCHS, JOB, Cluster, Object, RayJob, operators
-from trainer.events import CheckpointSaved, JobEnded, JobResumed, StepDone
 
 STEPS = 15 * EPOCHS
 HOST, PREFERRED = "kubernetes.io/hostname", "preferredDuringSchedulingIgnoredDuringExecution"

@@ -10,26 +10,26 @@ from typing import Any
 import pytest
 import ray
 
-from actors.engine.shared.actor import SharedConfig
-from actors.engine.vllm_engine import EngineConfig
-from actors.grading.pool import GraderPoolActor
-from actors.learner.group import LearnerGroup
-from actors.learner.rank import LearnerConfig
-from actors.rollout.assignment import GroupAffinity
-from actors.rollout.canary import CANARY_LIMITS
-from actors.rollout.episode import EpisodeSpec
-from actors.rollout.fleet import Fleet
-from actors.rollout.worker import RolloutWorker, WorkerConfig
-from actors.tools.actor import start_dispatchers
-from actors.weights.sync import WeightSync
+from agent_rft.actors.engine.shared.actor import SharedConfig
+from agent_rft.actors.engine.vllm_engine import EngineConfig
+from agent_rft.actors.grading.pool import GraderPoolActor
+from agent_rft.actors.learner.group import LearnerGroup
+from agent_rft.actors.learner.rank import LearnerConfig
+from agent_rft.actors.rollout.assignment import GroupAffinity
+from agent_rft.actors.rollout.canary import CANARY_LIMITS
+from agent_rft.actors.rollout.episode import EpisodeSpec
+from agent_rft.actors.rollout.fleet import Fleet
+from agent_rft.actors.rollout.worker import RolloutWorker, WorkerConfig
+from agent_rft.actors.tools.actor import start_dispatchers
+from agent_rft.actors.weights.sync import WeightSync
+from agent_rft.chat.dialect import UNKNOWN
+from agent_rft.events import Event
+from agent_rft.spec.job import AlgorithmSpec, JobSpec
+from agent_rft.spec.lora import LoraSpec
+from agent_rft.trainer.algorithm.advantage import advantages
+from agent_rft.types import Group, Task
 from tests.support.builders import group_request
 from tests.support.fakes_http import LOCAL
-from trainer.algorithm.advantage import advantages
-from trainer.chat.dialect import UNKNOWN
-from trainer.events import Event
-from trainer.spec.job import AlgorithmSpec, JobSpec
-from trainer.spec.lora import LoraSpec
-from trainer.types import Group, Task
 
 MARKS = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -20,26 +20,26 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.engine.chat.chat_engine import ChatEngine
-from actors.engine.vllm_engine import SHM, Completion, Engine, EngineConfig
-from actors.weights.adapter import AdapterConfig
-from actors.weights.checkpoint_weights import as_bytes
-from actors.weights.checksum import checksum
-from actors.weights.layout import Layout, Loaded
-from cluster.stores.model_registry import ModelRecord, ModelRegistry
-from cluster.stores.secrets import SecretBox
-from serve.http.trials import Trials
-from serve.inference import chat, responses
-from serve.inference.model_apps import model_of
-from serve.inference.model_server import Answers, AppState, ServedModels
+from agent_rft.actors.engine.chat.chat_engine import ChatEngine
+from agent_rft.actors.engine.vllm_engine import SHM, Completion, Engine, EngineConfig
+from agent_rft.actors.weights.adapter import AdapterConfig
+from agent_rft.actors.weights.checkpoint_weights import as_bytes
+from agent_rft.actors.weights.checksum import checksum
+from agent_rft.actors.weights.layout import Layout, Loaded
+from agent_rft.chat.renderer import Renderer
+from agent_rft.chat.serving import ServeSettings
+from agent_rft.errors import EngineFailed, RftError
+from agent_rft.serve.http.trials import Trials
+from agent_rft.serve.inference import chat, responses
+from agent_rft.serve.inference.model_apps import model_of
+from agent_rft.serve.inference.model_server import Answers, AppState, ServedModels
+from agent_rft.serve.stores.model_registry import ModelRecord, ModelRegistry
+from agent_rft.serve.stores.secrets import SecretBox
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
 from tests.support.adapters import ALPHA, RANK, adapted, change, tensors_of, write_adapter_folder
 from tests.support.api import client_of, openai_of
 from tests.support.jobs import database_with_tables
 from tests.support.tiny_model import TEMPLATE, write_tiny_model
-from trainer.chat.renderer import Renderer
-from trainer.chat.serving import ServeSettings
-from trainer.errors import EngineFailed, RftError
-from trainer.spec.operator.config import NOTHING_ALLOWED
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

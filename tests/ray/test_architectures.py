@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from actors.engine.vllm_engine import Engine, EngineConfig
-from actors.weights.checkpoint_weights import CheckpointWeights
-from actors.weights.checksum import MASK, checksum
-from actors.weights.host_buffer import HostBuffer
+from agent_rft.actors.engine.vllm_engine import Engine, EngineConfig
+from agent_rft.actors.weights.checkpoint_weights import CheckpointWeights
+from agent_rft.actors.weights.checksum import MASK, checksum
+from agent_rft.actors.weights.host_buffer import HostBuffer
+from agent_rft.trainer.model.batch import WeightedSequence, pack
+from agent_rft.trainer.model.policy import DeviceBatch, load_policy
 from docs.generator.architectures import AGREES, FOUND
 from tests.support.shapes import ENGINE_SETTINGS, shape_config
 from tests.support.tiny_model import write_tiny_model
-from trainer.model.batch import WeightedSequence, pack
-from trainer.model.policy import DeviceBatch, load_policy
 
 pytestmark = [
     pytest.mark.nightly,

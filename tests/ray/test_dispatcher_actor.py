@@ -11,21 +11,21 @@ from pathlib import Path
 import pytest
 import ray
 
-from actors.grading.pool import GraderPoolActor, GraderPoolClient
-from actors.rollout.episode import RolloutRequest
-from actors.rollout.groups import Groups
-from actors.rollout.holdback import Holdback
-from actors.runtime.calls import flush_actors
-from actors.runtime.tracing import tracer_of
-from actors.tools.actor import DispatcherActor, DispatcherClient, OwnedSessions, start_dispatchers
+from agent_rft.actors.grading.pool import GraderPoolActor, GraderPoolClient
+from agent_rft.actors.rollout.episode import RolloutRequest
+from agent_rft.actors.rollout.groups import Groups
+from agent_rft.actors.rollout.holdback import Holdback
+from agent_rft.actors.runtime.calls import flush_actors
+from agent_rft.actors.runtime.tracing import tracer_of
+from agent_rft.actors.tools.actor import DispatcherActor, DispatcherClient, OwnedSessions, start_dispatchers
+from agent_rft.errors import CannotStart, EndpointRefused, GraderFailed, ToolFailed
+from agent_rft.spec.endpoints import SessionSpec, ToolSpec
+from agent_rft.spec.job import Reinforcement, RolloutLimits
+from agent_rft.spec.operator.config import TraceSettings
+from agent_rft.types import Discarded, Grade, Rollout, ToolCall
 from tests.support.builders import group_request, rollout
 from tests.support.collector import Collector
 from tests.support.fakes_http import LOCAL, FakeEndpoint, hangs, says, until
-from trainer.errors import CannotStart, EndpointRefused, GraderFailed, ToolFailed
-from trainer.spec.endpoints import SessionSpec, ToolSpec
-from trainer.spec.job import Reinforcement, RolloutLimits
-from trainer.spec.operator.config import TraceSettings
-from trainer.types import Discarded, Grade, Rollout, ToolCall
 
 SECRET = "sk-very-secret-4711"
 CALLS = [ToolCall("call_1", "search", "{}"), ToolCall("call_2", "search", "{}")]

@@ -18,30 +18,30 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.engine.chat.chat_engine import ChatEngine
-from actors.engine.chat.parsing import parser_of
-from actors.engine.grammar.structure import thought_structure, turn_structure
-from actors.engine.sizes import MIN_BATCHED_TOKENS
-from actors.engine.vllm_engine import SHM, Completion, Engine, EngineConfig
-from actors.rollout.canary import CANARY_LIMITS
-from actors.weights.checksum import checksum
-from actors.weights.layout import Layout, Loaded
-from actors.weights.shared_memory import PREFIX
-from actors.weights.start_timeout import start_timeout_s
+from agent_rft.actors.engine.chat.chat_engine import ChatEngine
+from agent_rft.actors.engine.chat.parsing import parser_of
+from agent_rft.actors.engine.grammar.structure import thought_structure, turn_structure
+from agent_rft.actors.engine.sizes import MIN_BATCHED_TOKENS
+from agent_rft.actors.engine.vllm_engine import SHM, Completion, Engine, EngineConfig
+from agent_rft.actors.rollout.canary import CANARY_LIMITS
+from agent_rft.actors.weights.checksum import checksum
+from agent_rft.actors.weights.layout import Layout, Loaded
+from agent_rft.actors.weights.shared_memory import PREFIX
+from agent_rft.actors.weights.start_timeout import start_timeout_s
+from agent_rft.chat.families.hermes import HERMES
+from agent_rft.chat.renderer import Renderer
+from agent_rft.chat.serving import ServeSettings
+from agent_rft.errors import EngineFailed
+from agent_rft.trainer.model.batch import pack
+from agent_rft.trainer.model.grammar import Grammars
+from agent_rft.trainer.model.policy import DeviceBatch, load_policy
+from agent_rft.types import TrainSequence
 from tests.support.adapters import write_adapter_folder
 from tests.support.fakes_http import until
 from tests.support.paths import BASE
 from tests.support.processes import our_processes
 from tests.support.shared_memory import left_behind
 from tests.support.zmq_contexts import open_contexts
-from trainer.chat.families.hermes import HERMES
-from trainer.chat.renderer import Renderer
-from trainer.chat.serving import ServeSettings
-from trainer.errors import EngineFailed
-from trainer.model.batch import pack
-from trainer.model.grammar import Grammars
-from trainer.model.policy import DeviceBatch, load_policy
-from trainer.types import TrainSequence
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -17,26 +17,26 @@ import pytest_asyncio
 import torch
 from transformers import AutoTokenizer
 
-from actors.engine.chat.chat_engine import ChatEngine
-from actors.engine.chat.chat_model import ChatModel, Refusal
-from actors.engine.chat.dialects import answers_only, find_dialect, round_trip
-from actors.engine.chat.parsing import TurnParser, parser_of
-from actors.engine.grammar.structure import required_calls
-from actors.engine.vllm_engine import Completion, Engine, EngineConfig
-from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
+from agent_rft.actors.engine.chat.chat_engine import ChatEngine
+from agent_rft.actors.engine.chat.chat_model import ChatModel, Refusal
+from agent_rft.actors.engine.chat.dialects import answers_only, find_dialect, round_trip
+from agent_rft.actors.engine.chat.parsing import TurnParser, parser_of
+from agent_rft.actors.engine.grammar.structure import required_calls
+from agent_rft.actors.engine.vllm_engine import Completion, Engine, EngineConfig
+from agent_rft.actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
+from agent_rft.chat.conversation import samples_of
+from agent_rft.chat.dialect import UNKNOWN
+from agent_rft.chat.renderer import Renderer
+from agent_rft.chat.serving import ServeSettings
+from agent_rft.spec.job import RewardSpec, RolloutLimits
+from agent_rft.trainer.model.batch import pack
+from agent_rft.trainer.model.grammar import Grammars
+from agent_rft.trainer.model.policy import DeviceBatch, load_policy
+from agent_rft.types import Grade, Rollout, Task, ToolCall, ToolResult
 from tests.support.builders import task
 from tests.support.families import OTHER, TINY
 from tests.support.harmony import write_gpt_oss
 from tests.support.tiny_model import WITHOUT_TOOLS
-from trainer.chat.conversation import samples_of
-from trainer.chat.dialect import UNKNOWN
-from trainer.chat.renderer import Renderer
-from trainer.chat.serving import ServeSettings
-from trainer.model.batch import pack
-from trainer.model.grammar import Grammars
-from trainer.model.policy import DeviceBatch, load_policy
-from trainer.spec.job import RewardSpec, RolloutLimits
-from trainer.types import Grade, Rollout, Task, ToolCall, ToolResult
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -16,11 +16,16 @@ import pytest
 import pytest_asyncio
 import ray
 
-from actors.runtime.turns import Turns
-from actors.runtime.watchdog import LOOK_EVERY_S, SILENT_S, Watchdog, Watched
-from actors.tools.actor import watched_dispatchers
-from actors.weights.broadcast_sync import BroadcastSync
-from actors.weights.sync import Published, WeightSync
+from agent_rft.actors.runtime.turns import Turns
+from agent_rft.actors.runtime.watchdog import LOOK_EVERY_S, SILENT_S, Watchdog, Watched
+from agent_rft.actors.tools.actor import watched_dispatchers
+from agent_rft.actors.weights.broadcast_sync import BroadcastSync
+from agent_rft.actors.weights.sync import Published, WeightSync
+from agent_rft.errors import LearnerFailed
+from agent_rft.events import ActorSilent, EngineReplaced, Event
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.job_file import load_job
+from agent_rft.types import Group, Task
 from examples.ledger.services import services
 from tests.ray.job_actors import MARKS, MAX_BUCKET_BYTES, JobActors
 from tests.support.builders import tasks_of
@@ -28,11 +33,6 @@ from tests.support.fakes_http import until
 from tests.support.paths import LEDGER
 from tests.support.processes import our_processes
 from tests.support.shared_memory import left_behind
-from trainer.errors import LearnerFailed
-from trainer.events import ActorSilent, EngineReplaced, Event
-from trainer.spec.job import JobSpec
-from trainer.spec.job_file import load_job
-from trainer.types import Group, Task
 
 pytestmark = MARKS
 

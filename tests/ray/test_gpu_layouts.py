@@ -11,17 +11,17 @@ import ray
 from ray._common.utils import reset_ray_address
 from ray.cluster_utils import Cluster
 
-from cluster.planning.placement import Request, size_of
-from cluster.planning.plan import plan_of
-from cluster.preflight.prepare import Prepared
-from cluster.ray_cluster.live_nodes import LiveNodes, live_nodes
-from cluster.ray_cluster.seats import Seats
-from cluster.ray_cluster.turn import own_turn
-from cluster.run.reservation import reserve
+from agent_rft.cluster.planning.placement import Request, size_of
+from agent_rft.cluster.planning.plan import plan_of
+from agent_rft.cluster.preflight.prepare import Prepared
+from agent_rft.cluster.ray_cluster.live_nodes import LiveNodes, live_nodes
+from agent_rft.cluster.ray_cluster.seats import Seats
+from agent_rft.cluster.ray_cluster.turn import own_turn
+from agent_rft.cluster.run.reservation import reserve
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
 from tests.ray.job_actors import MARKS
 from tests.support.builders import job, plan
 from tests.support.fakes_http import until
-from trainer.spec.operator.config import NOTHING_ALLOWED
 
 pytestmark = MARKS
 

@@ -22,25 +22,25 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.engine.grammar.structure import turn_structure
-from actors.learner.group import LearnerGroup
-from actors.learner.rank import LearnerConfig
-from actors.learner.sizes import snapshot_bytes
-from actors.weights.checksum import checksum
-from actors.weights.layout import num_bytes
+from agent_rft.actors.engine.grammar.structure import turn_structure
+from agent_rft.actors.learner.group import LearnerGroup
+from agent_rft.actors.learner.rank import LearnerConfig
+from agent_rft.actors.learner.sizes import snapshot_bytes
+from agent_rft.actors.weights.checksum import checksum
+from agent_rft.actors.weights.layout import num_bytes
+from agent_rft.chat.families.hermes import HERMES
+from agent_rft.chat.renderer import Renderer
+from agent_rft.errors import Halted, RftError, UserError
+from agent_rft.metrics import metric_of
+from agent_rft.spec.job import AlgorithmSpec
+from agent_rft.spec.lora import LoraSpec
+from agent_rft.trainer.model.batch import WeightedSequence
+from agent_rft.types import Converted, LearnerLayout, StepReport, TrainSequence
 from tests.support.architectures import ARCHITECTURES
 from tests.support.paths import BASE
 from tests.support.processes import our_processes
 from tests.support.shapes import write_shape
 from tests.support.tiny_model import write_tiny_model
-from trainer.chat.families.hermes import HERMES
-from trainer.chat.renderer import Renderer
-from trainer.errors import Halted, RftError, UserError
-from trainer.metrics import metric_of
-from trainer.model.batch import WeightedSequence
-from trainer.spec.job import AlgorithmSpec
-from trainer.spec.lora import LoraSpec
-from trainer.types import Converted, LearnerLayout, StepReport, TrainSequence
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -11,10 +11,10 @@ from ipaddress import IPv6Address, ip_address
 import psutil
 import pytest
 
-from actors.learner.group import LearnerGroup
-from actors.learner.rank import LearnerConfig
-from actors.tools.actor import start_dispatchers
-from cluster.ray_cluster.session import ray_session
+from agent_rft.actors.learner.group import LearnerGroup
+from agent_rft.actors.learner.rank import LearnerConfig
+from agent_rft.actors.tools.actor import start_dispatchers
+from agent_rft.cluster.ray_cluster.session import ray_session
 from tests.support.fakes_http import LOCAL
 from tests.support.paths import BASE
 

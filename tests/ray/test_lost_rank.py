@@ -16,22 +16,22 @@ import pytest_asyncio
 import ray
 from numpy.typing import NDArray
 
-from actors.learner.group import LearnerGroup
-from actors.learner.rank import LearnerConfig
-from actors.weights.layout import Layout, Loaded, num_bytes
-from actors.weights.sync import WeightsLost, WeightSync
+from agent_rft.actors.learner.group import LearnerGroup
+from agent_rft.actors.learner.rank import LearnerConfig
+from agent_rft.actors.weights.layout import Layout, Loaded, num_bytes
+from agent_rft.actors.weights.sync import WeightsLost, WeightSync
+from agent_rft.errors import LearnerFailed
+from agent_rft.events import LearnerRestarted
+from agent_rft.spec.job import AlgorithmSpec, CheckpointInterval
+from agent_rft.trainer.loop.checkpoint import Checkpoints
+from agent_rft.trainer.loop.journal import Journal
+from agent_rft.trainer.loop.reinforcement import Loop, LoopConfig
+from agent_rft.types import Group, GroupRequest, SyncReport
 from tests.support.builders import plan, task
 from tests.support.fakes import FakeRollouts, FakeSink
 from tests.support.processes import our_processes
 from tests.support.recorded_run import recorded
 from tests.support.tiny_model import write_tiny_model
-from trainer.errors import LearnerFailed
-from trainer.events import LearnerRestarted
-from trainer.loop.checkpoint import Checkpoints
-from trainer.loop.journal import Journal
-from trainer.loop.reinforcement import Loop, LoopConfig
-from trainer.spec.job import AlgorithmSpec, CheckpointInterval
-from trainer.types import Group, GroupRequest, SyncReport
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

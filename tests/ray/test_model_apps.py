@@ -15,18 +15,18 @@ import pytest_asyncio
 import ray
 from ray import serve as ray_serve
 
-from actors.engine.chat.chat_engine import ServedModel
-from cluster.planning.placement import Placement
-from cluster.ray_cluster.seats import Seats
-from cluster.ray_cluster.usage import cluster_use
-from cluster.stores.model_registry import ModelRecord
-from serve.http.errors import ApiError
-from serve.inference.model_apps import EngineResources, RayServeModels, ServedEngine
-from serve.inference.model_server import ServedModels
+from agent_rft.actors.engine.chat.chat_engine import ServedModel
+from agent_rft.chat.serving import ServeSettings
+from agent_rft.cluster.planning.placement import Placement
+from agent_rft.cluster.ray_cluster.seats import Seats
+from agent_rft.cluster.ray_cluster.usage import cluster_use
+from agent_rft.errors import RftError, UserError
+from agent_rft.serve.inference.model_apps import EngineResources, RayServeModels, ServedEngine
+from agent_rft.serve.inference.model_server import ServedModels
+from agent_rft.serve.stores.model_registry import ModelRecord
+from agent_rft.spec.operator.config import EngineLimits
+from agent_rft.wire.errors import ApiError
 from tests.support.fakes_http import until
-from trainer.chat.serving import ServeSettings
-from trainer.errors import RftError, UserError
-from trainer.spec.operator.config import EngineLimits
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

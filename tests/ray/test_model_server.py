@@ -15,31 +15,31 @@ import ray
 from ray import serve as ray_serve
 from transformers import AutoTokenizer
 
-from actors.engine.chat.parsing import parser_of
-from actors.engine.vllm_engine import Engine, EngineConfig
-from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
-from actors.runtime.exporter import PORT
-from cluster.stores.model_registry import ModelRegistry
-from cluster.stores.secrets import SecretBox
+from agent_rft.actors.engine.chat.parsing import parser_of
+from agent_rft.actors.engine.vllm_engine import Engine, EngineConfig
+from agent_rft.actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
+from agent_rft.actors.runtime.exporter import PORT
+from agent_rft.chat.families.hermes import HERMES
+from agent_rft.chat.renderer import Renderer
+from agent_rft.chat.serving import ServeSettings
+from agent_rft.serve.http.schemas.inference import ChatCompletionBody, Response
+from agent_rft.serve.http.trials import Trials
+from agent_rft.serve.inference import chat, responses
+from agent_rft.serve.inference.model_apps import EngineResources, RayServeModels
+from agent_rft.serve.inference.model_server import ServedModels
+from agent_rft.serve.routes import models
+from agent_rft.serve.stores.model_registry import ModelRegistry
+from agent_rft.serve.stores.secrets import SecretBox
+from agent_rft.spec.job import RewardSpec, RolloutLimits
+from agent_rft.spec.operator.config import NOTHING_ALLOWED, EngineLimits
+from agent_rft.types import Grade, Rollout, Task, ToolCall, ToolResult
 from examples.ledger.tools import TOOLS
 from examples.ledger.world import World
-from serve.http.schemas.inference import ChatCompletionBody, Response
-from serve.http.trials import Trials
-from serve.inference import chat, responses
-from serve.inference.model_apps import EngineResources, RayServeModels
-from serve.inference.model_server import ServedModels
-from serve.routes import models
 from tests.support.api import client_of, openai_of
 from tests.support.builders import tasks_of
 from tests.support.fakes_http import until, unused_port
 from tests.support.jobs import database_with_tables
 from tests.support.paths import LEDGER
-from trainer.chat.families.hermes import HERMES
-from trainer.chat.renderer import Renderer
-from trainer.chat.serving import ServeSettings
-from trainer.spec.job import RewardSpec, RolloutLimits
-from trainer.spec.operator.config import NOTHING_ALLOWED, EngineLimits
-from trainer.types import Grade, Rollout, Task, ToolCall, ToolResult
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

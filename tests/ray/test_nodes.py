@@ -16,19 +16,19 @@ from ray._common.utils import reset_ray_address
 from ray.cluster_utils import Cluster
 from ray.experimental import get_object_locations
 
-from cluster.ray_cluster.live_nodes import live_nodes
-from cluster.ray_cluster.seats import Seats
-from cluster.run.pre_stop import stop_runs
+from agent_rft.cluster.ray_cluster.live_nodes import live_nodes
+from agent_rft.cluster.ray_cluster.seats import Seats
+from agent_rft.cluster.run.pre_stop import stop_runs
+from agent_rft.events import EngineJoined, EngineReplaced, EngineRestarted, EngineWaiting
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.job_file import load_job
+from agent_rft.types import Task
 from examples.ledger.services import services
 from tests.ray.job_actors import MARKS, JobActors
 from tests.support.builders import tasks_of
 from tests.support.fakes_http import until
 from tests.support.paths import LEDGER, ROOT
 from tests.support.plans import plan_placement
-from trainer.events import EngineJoined, EngineReplaced, EngineRestarted, EngineWaiting
-from trainer.spec.job import JobSpec
-from trainer.spec.job_file import load_job
-from trainer.types import Task
 
 pytestmark = MARKS
 
@@ -88,7 +88,7 @@ async def run(nodes: Cluster, job: JobSpec) -> AsyncIterator[JobActors]:
 DRIVER = """
 import asyncio, sys, ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from cluster.run.signals import Signals
+from agent_rft.cluster.run.signals import Signals
 
 @ray.remote(num_cpus=0)
 class Rank:

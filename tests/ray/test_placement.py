@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import ray
 
-from cluster.planning.placement import Placement
-from cluster.ray_cluster.seats import NEWS_S, Seats
+from agent_rft.cluster.planning.placement import Placement
+from agent_rft.cluster.ray_cluster.seats import NEWS_S, Seats
+from agent_rft.errors import InvalidJob
 from tests.support.fakes_http import until
-from trainer.errors import InvalidJob
 
 BOTH_CORES = Placement(
     1, 1, 0, 1, 1, 0, "float32", max_num_seqs=64, zero_stage=0, offload="none", micro_batch_tokens=8192

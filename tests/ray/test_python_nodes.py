@@ -16,16 +16,16 @@ from ray._common.utils import reset_ray_address
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
 
-from actors.grading.pool import GraderPool, GraderPoolActor, GraderPoolClient
-from actors.grading.python_nodes import PythonNodes, check_sandbox
-from actors.grading.slots import TrialSlots
-from actors.runtime.nodes import LABEL, PYTHON_GRADER
-from actors.tools.actor import DispatcherActor, DispatcherClient
+from agent_rft.actors.grading.pool import GraderPool, GraderPoolActor, GraderPoolClient
+from agent_rft.actors.grading.python_nodes import PythonNodes, check_sandbox
+from agent_rft.actors.grading.slots import TrialSlots
+from agent_rft.actors.runtime.nodes import LABEL, PYTHON_GRADER
+from agent_rft.actors.tools.actor import DispatcherActor, DispatcherClient
+from agent_rft.errors import GraderFailed
+from agent_rft.spec.graders import PythonGrader
+from agent_rft.spec.job import Reinforcement
+from agent_rft.spec.operator.config import Operator
 from tests.support.fakes_http import until
-from trainer.errors import GraderFailed
-from trainer.spec.graders import PythonGrader
-from trainer.spec.job import Reinforcement
-from trainer.spec.operator.config import Operator
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -11,11 +11,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from actors.engine.vllm_engine import Engine, EngineConfig
+from agent_rft.actors.engine.vllm_engine import Engine, EngineConfig
+from agent_rft.trainer.model.policy import load_policy
 from tests.support.experts import Sampled, gaps
 from tests.support.shapes import ENGINE_SETTINGS, shape_config, tiny_shape
 from tests.support.tiny_model import write_tiny_model
-from trainer.model.policy import load_policy
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"),

@@ -14,11 +14,14 @@ import pytest_asyncio
 import ray
 import torch
 
-from actors.engine.shared.actor import NAMESPACE, SharedConfig
-from actors.engine.shared.client import EngineClient
-from actors.engine.vllm_engine import Completion, EngineConfig
-from actors.weights.adapter import AdapterConfig
-from actors.weights.checkpoint_weights import as_bytes
+from agent_rft.actors.engine.shared.actor import NAMESPACE, SharedConfig
+from agent_rft.actors.engine.shared.client import EngineClient
+from agent_rft.actors.engine.vllm_engine import Completion, EngineConfig
+from agent_rft.actors.weights.adapter import AdapterConfig
+from agent_rft.actors.weights.checkpoint_weights import as_bytes
+from agent_rft.errors import EngineFailed
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.job_file import load_job
 from examples.ledger.services import services
 from tests.ray.job_actors import MARKS, JobActors
 from tests.support.adapters import ALPHA, RANK, adapted, tensors_of
@@ -26,9 +29,6 @@ from tests.support.builders import tasks_of
 from tests.support.fakes_http import until
 from tests.support.paths import LEDGER
 from tests.support.shared_memory import left_behind
-from trainer.errors import EngineFailed
-from trainer.spec.job import JobSpec
-from trainer.spec.job_file import load_job
 
 pytestmark = MARKS
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from agent_rft.chat.families.hermes import HERMES
 from tests.support.paths import BASE
-from trainer.chat.families.hermes import HERMES
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -38,7 +38,7 @@ def tokenizer() -> Any:
 def parser_class(tokenizer: Any) -> Any:
     from vllm.parser import ParserManager
 
-    from actors.engine.chat import thoughts
+    from agent_rft.actors.engine.chat import thoughts
 
     parser = thoughts.parser_between(HERMES.thought_marks)
     return ParserManager.get_parser("hermes", parser, enable_auto_tools=True, tokenizer=tokenizer)
@@ -48,7 +48,7 @@ def parser_class(tokenizer: Any) -> Any:
 def test_reasoning_is_separated_with_and_without_a_tool_parser(tokenizer: Any, tool_parser: str | None) -> None:
     from vllm.parser import ParserManager
 
-    from actors.engine.chat import thoughts
+    from agent_rft.actors.engine.chat import thoughts
 
     name = thoughts.parser_between(HERMES.thought_marks)
     enabled = tool_parser is not None

@@ -21,19 +21,19 @@ from typing import Any
 
 import httpx
 
-from cluster.jobs.draft import Draft
-from cluster.jobs.driver_settings import DriverSettings
-from cluster.jobs.launcher import RayLauncher
-from cluster.stores.model_registry import ModelRecord
-from serve.deployment import app_of
-from serve.host.listener import reserved_port
-from serve.host.services import Services
-from serve.host.state import ServerState, StateLocations
-from serve.http.deadlines import Deadlines
-from serve.inference.model_server import AppState
+from agent_rft.errors import Problem
+from agent_rft.serve.deployment import app_of
+from agent_rft.serve.host.listener import reserved_port
+from agent_rft.serve.host.services import Services
+from agent_rft.serve.host.state import ServerState, StateLocations
+from agent_rft.serve.http.deadlines import Deadlines
+from agent_rft.serve.inference.model_server import AppState
+from agent_rft.serve.jobs.draft import Draft
+from agent_rft.serve.jobs.driver_settings import DriverSettings
+from agent_rft.serve.jobs.launcher import RayLauncher
+from agent_rft.serve.stores.model_registry import ModelRecord
+from agent_rft.spec.operator.config import Operator, ServerLimits
 from tests.support.fake_models import USAGE, turn
-from trainer.errors import Problem
-from trainer.spec.operator.config import Operator, ServerLimits
 
 PIECE = "x" * 16_384
 

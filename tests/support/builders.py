@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from trainer.data.rows import read_tasks
-from trainer.spec.graders import GraderSpec
-from trainer.spec.job import JobSpec
-from trainer.spec.plan import Plan
-from trainer.types import (
+from agent_rft.rows.rows import read_tasks
+from agent_rft.spec.graders import GraderSpec
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.plan import Plan
+from agent_rft.types import (
     Discarded,
     Grade,
     Group,

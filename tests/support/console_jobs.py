@@ -9,21 +9,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cluster.jobs.sink import StoreSink
-from cluster.jobs.wire_metrics import checkpoint_metrics, wire_data
-from cluster.records.run_folder import RunFolder
-from cluster.run.stream import EventStream
-from cluster.stores.database import Database
-from cluster.stores.job_states import JobStatus
-from cluster.stores.job_store import JobStore
-from cluster.stores.job_tables import JobError
-from cluster.stores.model_registry import ModelRegistry
-from cluster.stores.secrets import SecretBox
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.run.stream import EventStream
+from agent_rft.events import EngineReplaced, PhaseBegan
+from agent_rft.serve.jobs.sink import StoreSink
+from agent_rft.serve.jobs.wire_metrics import checkpoint_metrics, wire_data
+from agent_rft.serve.stores.database import Database
+from agent_rft.serve.stores.job_states import JobStatus
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.serve.stores.job_tables import JobError
+from agent_rft.serve.stores.model_registry import ModelRegistry
+from agent_rft.serve.stores.secrets import SecretBox
+from agent_rft.types import Group
 from tests.support.builders import raw_job
 from tests.support.jobs import NEW_JOB
 from tests.support.synthetic import Synthetic
-from trainer.events import EngineReplaced, PhaseBegan
-from trainer.types import Group
 
 NO_MESSAGES = JobError("invalid_training_file", "training_file: line 7 has no messages: add them", "training_file")
 

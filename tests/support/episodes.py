@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.chat.parsing import ParsedTurn, TurnParser
-from actors.engine.vllm_engine import Completion
-from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
-from actors.runtime.tracing import NO_TRACES, Tracer
+from agent_rft.actors.engine.chat.parsing import ParsedTurn, TurnParser
+from agent_rft.actors.engine.vllm_engine import Completion
+from agent_rft.actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
+from agent_rft.actors.runtime.tracing import NO_TRACES, Tracer
+from agent_rft.chat.renderer import Renderer
+from agent_rft.spec.job import RewardSpec, RolloutLimits
+from agent_rft.types import Grade, Rollout, ToolCall, ToolResult
 from tests.support.builders import task
-from trainer.chat.renderer import Renderer
-from trainer.spec.job import RewardSpec, RolloutLimits
-from trainer.types import Grade, Rollout, ToolCall, ToolResult
 
 SCHEMA = {
     "type": "object",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cluster.run.stream import EventStream, GroupSink
-from trainer.events import Event
-from trainer.protocols import Sink
-from trainer.run_events import RunEvent
+from agent_rft.cluster.run.stream import EventStream, GroupSink
+from agent_rft.events import Event
+from agent_rft.protocols import Sink
+from agent_rft.run_events import RunEvent
 
 JOB = "job-7"
 NOW = 1_800_000_000.0

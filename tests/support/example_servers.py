@@ -11,8 +11,8 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from agent_rft.spec.operator.config import ModelEndpoint, Operator
 from tests.support.fakes_http import LOCAL, FakeEndpoint, until
-from trainer.spec.operator.config import ModelEndpoint, Operator
 
 
 @asynccontextmanager

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from actors.engine.vllm_engine import Completion
-from trainer.model.batch import pack
-from trainer.model.policy import DeviceBatch, Policy
-from trainer.types import TrainSequence
+from agent_rft.actors.engine.vllm_engine import Completion
+from agent_rft.trainer.model.batch import pack
+from agent_rft.trainer.model.policy import DeviceBatch, Policy
+from agent_rft.types import TrainSequence
 
 Sampled = tuple[list[int], Completion]
 """A prompt and its completion."""

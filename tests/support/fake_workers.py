@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.rollout.episode import RolloutRequest
-from actors.runtime.calls import LOST
-from actors.weights.layout import Layout, Loaded
+from agent_rft.actors.rollout.episode import RolloutRequest
+from agent_rft.actors.runtime.calls import LOST
+from agent_rft.actors.weights.layout import Layout, Loaded
+from agent_rft.errors import EngineFailed, RftError
+from agent_rft.rows.rollout_json import outcome_as_json, task_from_json
+from agent_rft.types import Discarded
 from tests.support.builders import group_request, rollout
-from trainer.data.rollout_json import outcome_as_json, task_from_json
-from trainer.errors import EngineFailed, RftError
-from trainer.types import Discarded
 
 BUCKET, CHECKSUM = np.arange(8, dtype=np.uint8), 28
 """The weights of a fake learner, and their checksum."""

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from agent_rft.errors import LearnerFailed
+from agent_rft.events import Event, StepDone
+from agent_rft.types import Group, GroupRequest, StepReport, SyncReport, TrainSequence
 from tests.support.builders import group
-from trainer.errors import LearnerFailed
-from trainer.events import Event, StepDone
-from trainer.types import Group, GroupRequest, StepReport, SyncReport, TrainSequence
 
 E = TypeVar("E", bound=Event)
 

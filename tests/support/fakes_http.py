@@ -15,8 +15,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from actors.runtime.timing import Timing
-from trainer.spec.operator.config import Operator
+from agent_rft.actors.runtime.timing import Timing
+from agent_rft.spec.operator.config import Operator
 
 LOCAL = Operator(allowed_networks=["127.0.0.0/8"])
 """Allows clients to call the servers below."""

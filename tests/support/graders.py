@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from actors.graders.kinds.python import PythonGrade
-from trainer.errors import GraderFailed
-from trainer.spec.graders import PythonGrader
-from trainer.spec.operator.config import Operator
+from agent_rft.actors.graders.kinds.python import PythonGrade
+from agent_rft.errors import GraderFailed
+from agent_rft.spec.graders import PythonGrader
+from agent_rft.spec.operator.config import Operator
 
 Make = Callable[..., PythonGrade]
 RUNTIME, SERVER = "python_grader_runtime_error", "python_grader_server_error"

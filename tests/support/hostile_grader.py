@@ -164,7 +164,7 @@ def changes_limits(item):
 def imports_our_code(item):
     for name in ("trainer.spec.operator.config", "actors.sandbox.start", "cluster", "serve"):
         try:
-            __import__(name)
+            __import__(f"agent_rft.{name}")
         except ImportError:
             continue
         raise AssertionError(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from serve.http.json_body import MAX_VALUES
+from agent_rft.serve.http.json_body import MAX_VALUES
 
 ROOM = 999_000
 """Bytes of a value, so that the request stays below 1 MB."""

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cluster.preflight.rows import read_files, rows_of
-from cluster.preflight.static import method_problems
-from serve.importing.api import MAX_FILE_BYTES, ApiSource, client_of
-from serve.importing.folder import import_job
+from agent_rft.cli.openai_import.api import MAX_FILE_BYTES, ApiSource, client_of
+from agent_rft.cli.openai_import.folder import import_job
+from agent_rft.cluster.preflight.rows import read_files, rows_of
+from agent_rft.cluster.preflight.static import method_problems
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.job_file import load_job
+from agent_rft.spec.operator.config_file import load_operator
 from tests.support.openai_api import KEY, FakeOpenAI
 from tests.support.openai_jobs import JOB_ID, record
-from trainer.spec.job import JobSpec
-from trainer.spec.job_file import load_job
-from trainer.spec.operator.config_file import load_operator
 
 NOTHING: Mapping[str, Path] = {}
 

@@ -12,15 +12,15 @@ from typing import Any, Literal, Protocol
 
 import pytest
 
-from cluster.jobs.logs import JobLogs
-from cluster.jobs.service import JobService
-from cluster.stores.database import Base, Database
-from cluster.stores.job_store import JobStore
-from cluster.stores.job_tables import JobRecord, NewJob
+from agent_rft.errors import UserError
+from agent_rft.serve.jobs.logs import JobLogs
+from agent_rft.serve.jobs.service import JobService
+from agent_rft.serve.stores.database import Base, Database
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.serve.stores.job_tables import JobRecord, NewJob
+from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
 from tests.support.bad_requests import SECRET
 from tests.support.builders import raw_job
-from trainer.errors import UserError
-from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
 
 NEW_JOB = NewJob(
     owner="key-1",

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from agent_rft.spec.job import AlgorithmSpec, CheckpointInterval
+from agent_rft.trainer.loop.checkpoint import Checkpoints
+from agent_rft.trainer.loop.journal import Journal
+from agent_rft.trainer.loop.reinforcement import Loop, LoopConfig
+from agent_rft.types import Group, GroupRequest, StepReport
 from tests.support.builders import plan, task
 from tests.support.fakes import FakeLearner, FakeRollouts, FakeSink
-from trainer.loop.checkpoint import Checkpoints
-from trainer.loop.journal import Journal
-from trainer.loop.reinforcement import Loop, LoopConfig
-from trainer.spec.job import AlgorithmSpec, CheckpointInterval
-from trainer.types import Group, GroupRequest, StepReport
 
 
 class Made:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cluster.planning.layout import ClusterPlan
-from cluster.planning.model import ModelShape
-from cluster.planning.nodes import Node
-from cluster.planning.placement import RecordedLayout, Request
-from cluster.planning.plan import plan_of
-from trainer.spec.job import JobSpec
+from agent_rft.cluster.planning.layout import ClusterPlan
+from agent_rft.cluster.planning.model import ModelShape
+from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.planning.placement import RecordedLayout, Request
+from agent_rft.cluster.planning.plan import plan_of
+from agent_rft.spec.job import JobSpec
 
 
 def plan_placement(

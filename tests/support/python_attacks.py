@@ -21,15 +21,15 @@ import tempfile
 from pathlib import Path
 from typing import Any, cast
 
-from actors.graders.kinds.python import PythonGrade
-from actors.sandbox import launcher, seccomp
-from actors.sandbox.start import SandboxLimits, Way
+from agent_rft.actors.graders.kinds.python import PythonGrade
+from agent_rft.actors.sandbox import launcher, seccomp
+from agent_rft.actors.sandbox.start import SandboxLimits, Way
+from agent_rft.errors import GraderFailed
+from agent_rft.spec.graders import PythonGrader
+from agent_rft.spec.operator.config import Operator
 from tests.support.fakes_http import until
 from tests.support.paths import ROOT
 from tests.support.sandboxes import COST
-from trainer.errors import GraderFailed
-from trainer.spec.graders import PythonGrader
-from trainer.spec.operator.config import Operator
 
 NOBODY = 65534
 LIMITS = SandboxLimits(memory_bytes=768 << 20, scratch_bytes=64 << 20)

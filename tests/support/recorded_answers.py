@@ -18,25 +18,25 @@ from typing import Any, Self
 import httpx
 from fastapi.routing import APIRoute
 
-from cluster.jobs.draft import Draft
-from cluster.jobs.logs import JobLogs
-from cluster.jobs.service import JobService
-from cluster.records.run_folder import RunFolder
-from cluster.stores.job_store import JobStore
-from cluster.stores.job_tables import JobError
-from cluster.stores.keys import KeyStore
-from serve.host.services import routers_of
-from serve.host.state import ServerState, StateLocations
-from serve.http.app import create_app
-from serve.routes.job_stream import Pace
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.errors import Problem
+from agent_rft.serve.host.services import routers_of
+from agent_rft.serve.host.state import ServerState, StateLocations
+from agent_rft.serve.http.app import create_app
+from agent_rft.serve.jobs.draft import Draft
+from agent_rft.serve.jobs.logs import JobLogs
+from agent_rft.serve.jobs.service import JobService
+from agent_rft.serve.routes.job_stream import Pace
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.serve.stores.job_tables import JobError
+from agent_rft.serve.stores.keys import KeyStore
+from agent_rft.spec.operator.config import Operator
+from agent_rft.types import Grade, Group
 from tests.support.api import TOKEN, FakeKeys
 from tests.support.builders import EXACT, group_request, raw_job, rollout
 from tests.support.fake_models import FakeModels, call, turn
 from tests.support.fakes_http import FakeEndpoint, says
 from tests.support.synthetic import Synthetic
-from trainer.errors import Problem
-from trainer.spec.operator.config import Operator
-from trainer.types import Grade, Group
 
 RECORDING = Path(__file__).parents[1] / "fixtures" / "answers" / "answers.json"
 HEADERS = (

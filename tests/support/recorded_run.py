@@ -19,17 +19,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from actors.learner.rank import LearnerConfig, LearnerRank
-from cluster.records.run_folder import RunFolder
-from cluster.run.stream import EventStream
+from agent_rft.actors.learner.rank import LearnerConfig, LearnerRank
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.run.stream import EventStream
+from agent_rft.spec.job import AlgorithmSpec, CheckpointInterval
+from agent_rft.trainer.loop.buffer import Batch
+from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
+from agent_rft.trainer.loop.journal import Journal
+from agent_rft.trainer.loop.reinforcement import Loop, LoopConfig
+from agent_rft.trainer.model.batch import pack
+from agent_rft.types import Group, GroupRequest, Segment, StepReport, SyncReport, TrainSequence
 from tests.support.builders import group, plan, rollout, task
-from trainer.loop.buffer import Batch
-from trainer.loop.checkpoint import Checkpoints, LoopState
-from trainer.loop.journal import Journal
-from trainer.loop.reinforcement import Loop, LoopConfig
-from trainer.model.batch import pack
-from trainer.spec.job import AlgorithmSpec, CheckpointInterval
-from trainer.types import Group, GroupRequest, Segment, StepReport, SyncReport, TrainSequence
 
 Phase = Literal["write-ahead", "update", "sync", "snapshot", "write", "rename", "sample"]
 STEPS, BATCH, ROWS = 9, 2, 8

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cluster.jobs.request import WireJob
-from trainer.spec.endpoints import Strict
-from trainer.spec.job import JobSpec
-from trainer.spec.nodes import NodesFile
-from trainer.spec.operator.config import Operator
-from trainer.spec.plan import Plan
+from agent_rft.serve.jobs.request import WireJob
+from agent_rft.spec.endpoints import Strict
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.nodes import NodesFile
+from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.plan import Plan
 
 FILES = (JobSpec, Plan, Operator, NodesFile, WireJob)
 

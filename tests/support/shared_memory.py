@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from actors.weights.shared_memory import PREFIX, SHM
+from agent_rft.actors.weights.shared_memory import PREFIX, SHM
 
 GRACE_S = 10.0
 """Time for processes that are ending, and for parallel tests that have just killed a process."""

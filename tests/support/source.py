@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.support.paths import ROOT
 
-PACKAGES = ("trainer", "actors", "cluster", "serve")
+PACKAGES = ("agent_rft", "trainer", "actors", "cluster", "serve")
 
 
 @functools.cache

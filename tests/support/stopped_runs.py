@@ -26,24 +26,24 @@ from typing import Any, Literal, NoReturn, cast
 import typer
 from rich.console import Console
 
-from actors.rollout.board import Board
-from cluster.planning.layout import ClusterPlan
-from cluster.planning.placement import Placement
-from cluster.preflight.prepare import Prepared
-from cluster.records.run_folder import RunFolder
-from cluster.run.driver import Run, claim_run, ended_well
-from cluster.run.metrics_sink import MetricsSink
-from cluster.run.readiness import Look
-from cluster.run.signals import STOPPED, Signals, wait_for_signal
-from cluster.views.live import LiveView
-from serve.cli.main import common, main
+from agent_rft.actors.rollout.board import Board
+from agent_rft.cli.main import common, main
+from agent_rft.cluster.planning.layout import ClusterPlan
+from agent_rft.cluster.planning.placement import Placement
+from agent_rft.cluster.preflight.prepare import Prepared
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.run.driver import Run, claim_run, ended_well
+from agent_rft.cluster.run.metrics_sink import MetricsSink
+from agent_rft.cluster.run.readiness import Look
+from agent_rft.cluster.run.signals import STOPPED, Signals, wait_for_signal
+from agent_rft.cluster.views.live import LiveView
+from agent_rft.events import JobEnded
+from agent_rft.spec.offload import Offload
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.trainer.loop.checkpoint import Checkpoints
+from agent_rft.types import Group, GroupRequest, StepReport, TrainSequence
 from tests.support.builders import job, plan, task
 from tests.support.fakes import FakeLearner, FakeRollouts
-from trainer.events import JobEnded
-from trainer.loop.checkpoint import Checkpoints
-from trainer.spec.offload import Offload
-from trainer.spec.operator.config import NOTHING_ALLOWED
-from trainer.types import Group, GroupRequest, StepReport, TrainSequence
 
 Command = Literal["train", "eval", "ready", "serve", "stuck", "closing"]
 """`stuck` goes on after a signal, as a run does whose update takes long; it gets the signal again and again. `closing`

@@ -5,14 +5,25 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cluster.records.run_folder import RunFolder
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.events import CheckpointSaved, Evaluated, StepDone
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.plan import resolve
+from agent_rft.trainer.loop.evaluate import summarize
+from agent_rft.trainer.loop.measure import rollout_metrics
+from agent_rft.types import (
+    Discarded,
+    Grade,
+    Group,
+    GroupRequest,
+    Rollout,
+    Segment,
+    Task,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
 from tests.support.events import stream_of
-from trainer.events import CheckpointSaved, Evaluated, StepDone
-from trainer.loop.evaluate import summarize
-from trainer.loop.measure import rollout_metrics
-from trainer.spec.job import JobSpec
-from trainer.spec.plan import resolve
-from trainer.types import Discarded, Grade, Group, GroupRequest, Rollout, Segment, Task, ToolCall, ToolResult, Turn
 
 TOOLS = ("search", "cat", "list")
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=alert(1)>\x1b[31m[bold]red[/bold]"

@@ -17,13 +17,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
-from actors.engine.chat.dialects import find_dialect
-from cluster.preflight.doctor import Examined, examine
+from agent_rft.actors.engine.chat.dialects import find_dialect
+from agent_rft.chat.dialect import UNKNOWN
+from agent_rft.chat.prelude import tools_as_text
+from agent_rft.chat.renderer import Renderer
+from agent_rft.chat.template import template_of
+from agent_rft.cluster.preflight.doctor import Examined, examine
 from docs.generator.models import FOUND
-from trainer.chat.dialect import UNKNOWN
-from trainer.chat.prelude import tools_as_text
-from trainer.chat.renderer import Renderer
-from trainer.chat.template import template_of
 
 WITH_TOOLS = (
     *("gemma4", "gemma4_v2", "gemma4_v3", "gemma4_v4", "gemma4_v5", "glm4moe", "gptoss", "lfm2", "lfm2_2_5"),

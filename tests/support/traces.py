@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cluster.records.rollout_index import Order
-from cluster.records.run_folder import RunFolder
-from cluster.records.wanted import Wanted
-from cluster.views.traces import Trace, find_traces, newest_file
+from agent_rft.cluster.records.rollout_index import Order
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.records.wanted import Wanted
+from agent_rft.cluster.views.traces import Trace, find_traces, newest_file
 
 
 def select_traces(

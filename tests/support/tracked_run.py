@@ -13,14 +13,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from cluster.records.redact import public_job
-from cluster.run.integrations import load_integrations
-from cluster.run.plugins import RunInfo
-from cluster.run.stream import EventStream
+from agent_rft.cluster.records.redact import public_job
+from agent_rft.cluster.run.integrations import load_integrations
+from agent_rft.cluster.run.plugins import RunInfo
+from agent_rft.cluster.run.stream import EventStream
+from agent_rft.events import IntegrationFailed, JobEnded, StepDone
+from agent_rft.spec.integrations import IntegrationAccess
 from tests.support.builders import job
 from tests.support.events import Recording
-from trainer.events import IntegrationFailed, JobEnded, StepDone
-from trainer.spec.integrations import IntegrationAccess
 
 EXPERIMENT = "agents"
 TRACKERS = [

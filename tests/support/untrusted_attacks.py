@@ -18,14 +18,14 @@ from typing import Any, cast
 
 import psutil
 
-from actors.graders.kinds.python import PythonGrade
-from actors.sandbox import seccomp
-from actors.sandbox.start import SandboxLimits, Way
+from agent_rft.actors.graders.kinds.python import PythonGrade
+from agent_rft.actors.sandbox import seccomp
+from agent_rft.actors.sandbox.start import SandboxLimits, Way
+from agent_rft.spec.graders import PythonGrader
+from agent_rft.spec.operator.config import Operator
 from tests.support.fakes_http import until
 from tests.support.python_attacks import become_plain, outcome
 from tests.support.sandboxes import CODE, COST
-from trainer.spec.graders import PythonGrader
-from trainer.spec.operator.config import Operator
 
 CALLS = {
     "process_vm_readv": (310, 270), "pidfd_getfd": (438, 438), "ptrace": (101, 117), "adjtimex": (159, 171),
@@ -40,7 +40,7 @@ OWN_LIMITS: dict[str, dict[str, float]] = {
 }
 SOURCE = """
 import json
-from agent_rft_grader import run_untrusted
+from agent_rft import run_untrusted
 
 TIMED_OUT, OVER_MEMORY, KILLED = -1, -2, -3
 

@@ -60,7 +60,7 @@ def reads_the_grader(task):
     """Neither its memory, nor its source or files, nor the secret of who runs it."""
     assert os.getpid() < 10 and os.getppid() == 1
     assert "VERY_SECRET" not in os.environ and not os.path.exists("/proc/self")
-    for name in ("agent_rft_grader", "grader", "actors"):
+    for name in ("agent_rft", "grader"):
         assert name not in sys.modules
     refused(*(lambda descriptor=descriptor: os.fstat(descriptor) for descriptor in range(3, 256)))
     refused(
@@ -93,7 +93,7 @@ def writes_outside(task):
         ),
         lambda: os.symlink("/etc", "/mine"),
         lambda: os.chmod("/", 0o777),
-        lambda: os.open("/.own/actors/sandbox/inside.py", os.O_WRONLY),
+        lambda: os.open("/.own/agent_rft/actors/sandbox/inside.py", os.O_WRONLY),
     )
     os.symlink(task["secret_file"], "link")
     os.symlink("/", "root")

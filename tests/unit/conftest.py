@@ -1,4 +1,4 @@
-"""Databases for tests of stores; tests/integration runs the same tests on a real PostgreSQL.
+"""Synthetic runs, and databases for tests of stores; tests/integration runs the same tests on a real PostgreSQL.
 
 SQLAlchemy and Alembic are imported where they are used: the process that hands the tests out reads this file first.
 """
@@ -12,14 +12,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.synthetic import Synthetic
+
 if TYPE_CHECKING:
-    from cluster.stores.database import Database
+    from agent_rft.serve.stores.database import Database
+
+
+@pytest.fixture
+def synthetic() -> Synthetic:
+    return Synthetic()
 
 
 @pytest.fixture
 def empty_database(tmp_path: Path) -> Iterator[Database]:
     """Without tables."""
-    from cluster.stores.database import Database
+    from agent_rft.serve.stores.database import Database
 
     database = Database.of_folder(tmp_path)
     yield database
@@ -29,8 +36,8 @@ def empty_database(tmp_path: Path) -> Iterator[Database]:
 @pytest.fixture(scope="session")
 def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a database that has all tables, and nothing in them."""
-    from cluster.stores.database import Database
-    from cluster.stores.migrate import migrate
+    from agent_rft.serve.stores.database import Database
+    from agent_rft.serve.stores.migrate import migrate
 
     folder = tmp_path_factory.mktemp("database")
     database = Database.of_folder(folder)
@@ -42,7 +49,7 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def any_database(migrated: Path, tmp_path: Path) -> Iterator[Database]:
     """With all tables."""
-    from cluster.stores.database import Database
+    from agent_rft.serve.stores.database import Database
 
     shutil.copytree(migrated, tmp_path, dirs_exist_ok=True)
     database = Database.of_folder(tmp_path)

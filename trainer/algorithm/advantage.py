@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.spec.job import Advantage
+from agent_rft.spec.job import Advantage
 
 Rewards = NDArray[np.float64]
 NoSignal = Literal["all_right", "all_wrong", "equal"]

@@ -7,15 +7,15 @@ from typing import Protocol
 
 from torch import Tensor
 
-from trainer.algorithm import loss
-from trainer.model.policy import DeviceBatch
+from agent_rft.trainer.algorithm import loss
+from agent_rft.trainer.model.policy import DeviceBatch
 
 Sums = dict[str, Tensor]
 """Scalar sums, which are added up over micro-batches, updates and ranks."""
 
 
 class Algorithm(Protocol):
-    """The settings of `trainer.spec.job.AlgorithmSpec` that are used here, where pydantic may be missing."""
+    """The settings of `agent_rft.spec.job.AlgorithmSpec` that are used here, where pydantic may be missing."""
 
     @property
     def clip_low(self) -> float: ...
@@ -45,8 +45,8 @@ def reinforcement(
 
     Tokens that have diverged from the engine have no surrogate; they keep the penalty, and count in the denominator.
 
-    `logprobs`, `proximal` and `start` are [M] as in `trainer.algorithm.loss`; only `logprobs` has a gradient. See
-    `loss.token_mean` for `denominator`.
+    `logprobs`, `proximal` and `start` are [M] as in `agent_rft.trainer.algorithm.loss`; only `logprobs` has a gradient.
+    See `loss.token_mean` for `denominator`.
     """
     clip = (algorithm.clip_low, algorithm.clip_high)
     weights = loss.importance_weights(proximal, batch.logprobs, algorithm.importance_cap)
@@ -89,7 +89,7 @@ def logprob_gap(batch: DeviceBatch, learner: Tensor, version: int) -> Sums:
 
 
 def means(sums: Mapping[str, float], num_tokens: float) -> dict[str, float]:
-    """A step's metrics, with the names of `trainer.metrics`, from sums over its `num_tokens` trained tokens."""
+    """A step's metrics, by the names of `agent_rft.metrics`, from sums over `num_tokens` trained tokens."""
     names = {
         "importance_ratio": "importance_ratio_mean",
         "importance_capped": "importance_capped_share",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainer.spec.job import RewardSpec
-from trainer.types import Grade
+from agent_rft.spec.job import RewardSpec
+from agent_rft.types import Grade
 
 KEPT_SHARE = 0.1
 """Share of a positive grade that penalties cannot take away."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from trainer.spec.job import Schedule
+from agent_rft.spec.job import Schedule
 
 WARM_UP_SHARE = 0.03
 """Share of all steps, unless the job says how many. Adam's second moments are inaccurate at first: its first update

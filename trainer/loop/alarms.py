@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from statistics import StatisticsError, correlation, fmean
 
-from trainer.events import AlarmRaised
-from trainer.loop.measure import part_metric
-from trainer.problem_codes.alarms import AlarmRule
-from trainer.types import Rollout
+from agent_rft.events import AlarmRaised
+from agent_rft.problems.alarms import AlarmRule
+from agent_rft.trainer.loop.measure import part_metric
+from agent_rft.types import Rollout
 
 BASELINE_STEPS = 3
 DRIFT_FACTOR = 4.0

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trainer.types import Group
+from agent_rft.types import Group
 
 TRAIN = "train"
 

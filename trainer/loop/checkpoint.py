@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Protocol
 
-from trainer.data.durable import sync_to_disk, write_durably
-from trainer.errors import MadeBefore, UserError
+from agent_rft.errors import MadeBefore, UserError
+from agent_rft.rows.durable import sync_to_disk, write_durably
 
 KEEP_BEST = 3
 FORMAT = 2

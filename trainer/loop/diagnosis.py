@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from trainer.loop.buffer import Batch
-from trainer.problem_codes.zero_variance import Cause, Diagnosis
-from trainer.types import Group, Rollout, ToolResult
+from agent_rft.problems.zero_variance import Cause, Diagnosis
+from agent_rft.trainer.loop.buffer import Batch
+from agent_rft.types import Group, Rollout, ToolResult
 
 NEARLY_ALL = 0.9
 """Share of the rollouts, or of their calls, that a cause must explain."""

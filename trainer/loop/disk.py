@@ -7,8 +7,8 @@ import errno
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from trainer.events import DiskFreed, DiskFull
-from trainer.protocols import EventSink
+from agent_rft.events import DiskFreed, DiskFull
+from agent_rft.protocols import EventSink
 
 T = TypeVar("T")
 FULL = {errno.ENOSPC, errno.EDQUOT}

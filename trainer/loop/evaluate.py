@@ -7,12 +7,12 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from trainer.errors import first_error
-from trainer.loop.measure import rollout_metrics
-from trainer.metrics.intervals import bootstrap_mean
-from trainer.metrics.pass_at_k import pass_at_k
-from trainer.protocols import Rollouts
-from trainer.types import Discarded, Evaluation, Group, GroupRequest, Purpose, Rollout, Task
+from agent_rft.errors import first_error
+from agent_rft.metrics.intervals import bootstrap_mean
+from agent_rft.metrics.pass_at_k import pass_at_k
+from agent_rft.protocols import Rollouts
+from agent_rft.trainer.loop.measure import rollout_metrics
+from agent_rft.types import Discarded, Evaluation, Group, GroupRequest, Purpose, Rollout, Task
 
 GROUPS_AT_ONCE = 512
 """Groups sampled concurrently. It bounds the engines' queues; the engines bound what runs."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from trainer.errors import Halted
-from trainer.events import BatchStarved, EngineLearnerGap, NoToolCalls
-from trainer.loop.alarms import Alarms
-from trainer.loop.buffer import Batch
-from trainer.loop.diagnosis import diagnose
-from trainer.problem_codes.zero_variance import how_many
-from trainer.protocols import EventSink
+from agent_rft.errors import Halted
+from agent_rft.events import BatchStarved, EngineLearnerGap, NoToolCalls
+from agent_rft.problems.zero_variance import how_many
+from agent_rft.protocols import EventSink
+from agent_rft.trainer.loop.alarms import Alarms
+from agent_rft.trainer.loop.buffer import Batch
+from agent_rft.trainer.loop.diagnosis import diagnose
 
 STARVED_BATCHES_ALLOWED = 3
 GAP_WARNS_AT, GAP_HALTS_AT = 0.1, 0.5

@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trainer.data.durable import write_durably
-from trainer.data.rollout_files import ROLLOUTS_SUFFIX, read_groups, write_groups
-from trainer.errors import UserError
-from trainer.loop.buffer import Batch
-from trainer.loop.checkpoint import LoopState
-from trainer.types import Group
+from agent_rft.errors import UserError
+from agent_rft.rows.durable import write_durably
+from agent_rft.rows.rollout_files import ROLLOUTS_SUFFIX, read_groups, write_groups
+from agent_rft.trainer.loop.buffer import Batch
+from agent_rft.trainer.loop.checkpoint import LoopState
+from agent_rft.types import Group
 
 FORMAT = 1
 """The format of a batch's record. Raise it when older programs must not replay it."""

@@ -10,15 +10,15 @@ from statistics import fmean, median
 
 import numpy as np
 
-from trainer.loop.buffer import Batch
-from trainer.loop.checkpoint import LoopState
-from trainer.types import Discarded, Grade, Group, Rollout, SyncReport
+from agent_rft.trainer.loop.buffer import Batch
+from agent_rft.trainer.loop.checkpoint import LoopState
+from agent_rft.types import Discarded, Grade, Group, Rollout, SyncReport
 
 
 def step_metrics(
     batch: Batch, state: LoopState, total_steps: int, trained_version: int, sync: SyncReport | None
 ) -> dict[str, float]:
-    """Metrics of the step that led to `state`, trained from policy `trained_version`; names of `trainer.metrics`."""
+    """Metrics (`agent_rft.metrics`) of the step that led to `state`, trained from policy `trained_version`."""
     groups = batch.all_groups
     metrics = rollout_metrics([r for g in groups for r in g.rollouts], [d for g in groups for d in g.discarded])
     staleness = [trained_version - group.oldest_version for group in batch.trained]

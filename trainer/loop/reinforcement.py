@@ -17,24 +17,31 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from trainer.algorithm.advantage import advantages, signal_of
-from trainer.data.rows import RowOrder
-from trainer.errors import Halted, first_error
-from trainer.events import EarlyStopped, NothingLeftToLearn, PhaseBegan, StepDone, UpdateSkipped, UpdatesReplayed
-from trainer.loop.buffer import TRAIN, Batch, Buffer
-from trainer.loop.checkpoint import Checkpoints, LoopState
-from trainer.loop.disk import Disk
-from trainer.loop.health import Health
-from trainer.loop.journal import Journal
-from trainer.loop.measure import step_metrics, step_times
-from trainer.loop.restarts import Restarts
-from trainer.loop.saving import Progress
-from trainer.loop.validation import Validation, is_over, validation_metrics
-from trainer.protocols import EventSink, Learner, Rollouts
-from trainer.spec.early_stop import EarlyStop
-from trainer.spec.job import AlgorithmSpec, CheckpointInterval
-from trainer.spec.plan import Plan
-from trainer.types import Evaluation, Group, GroupRequest, StepReport, SyncReport, Task, TrainSequence
+from agent_rft.errors import Halted, first_error
+from agent_rft.events import (
+    EarlyStopped,
+    NothingLeftToLearn,
+    PhaseBegan,
+    StepDone,
+    UpdateSkipped,
+    UpdatesReplayed,
+)
+from agent_rft.protocols import EventSink, Learner, Rollouts
+from agent_rft.rows.rows import RowOrder
+from agent_rft.spec.early_stop import EarlyStop
+from agent_rft.spec.job import AlgorithmSpec, CheckpointInterval
+from agent_rft.spec.plan import Plan
+from agent_rft.trainer.algorithm.advantage import advantages, signal_of
+from agent_rft.trainer.loop.buffer import TRAIN, Batch, Buffer
+from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
+from agent_rft.trainer.loop.disk import Disk
+from agent_rft.trainer.loop.health import Health
+from agent_rft.trainer.loop.journal import Journal
+from agent_rft.trainer.loop.measure import step_metrics, step_times
+from agent_rft.trainer.loop.restarts import Restarts
+from agent_rft.trainer.loop.saving import Progress
+from agent_rft.trainer.loop.validation import Validation, is_over, validation_metrics
+from agent_rft.types import Evaluation, Group, GroupRequest, StepReport, SyncReport, Task, TrainSequence
 
 T = TypeVar("T")
 CHECK_LEARNER_EVERY_S = 30.0

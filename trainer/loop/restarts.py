@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from trainer.errors import LearnerFailed
-from trainer.events import LearnerRestarted
-from trainer.protocols import EventSink
+from agent_rft.errors import LearnerFailed
+from agent_rft.events import LearnerRestarted
+from agent_rft.protocols import EventSink
 
 T = TypeVar("T")
 PAUSES_S = (1.0, 10.0, 60.0)

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from trainer.errors import RftError, UserError
-from trainer.events import (
+from agent_rft.errors import RftError, UserError
+from agent_rft.events import (
     CheckpointIntervalChanged,
     CheckpointSaved,
     JobResumed,
@@ -23,11 +23,11 @@ from trainer.events import (
     StepDone,
     TrainingWaitedForCheckpoint,
 )
-from trainer.loop.checkpoint import START, TRAINING_STATE, Checkpoints, LoopState, num_bytes
-from trainer.loop.disk import Disk
-from trainer.loop.journal import Journal
-from trainer.protocols import Checkpointable, EventSink
-from trainer.spec.job import CheckpointInterval
+from agent_rft.protocols import Checkpointable, EventSink
+from agent_rft.spec.job import CheckpointInterval
+from agent_rft.trainer.loop.checkpoint import START, TRAINING_STATE, Checkpoints, LoopState, num_bytes
+from agent_rft.trainer.loop.disk import Disk
+from agent_rft.trainer.loop.journal import Journal
 
 
 class Progress:

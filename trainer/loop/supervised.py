@@ -11,19 +11,19 @@ from typing import Protocol
 
 import numpy as np
 
-from trainer.chat.conversation import Samples
-from trainer.data.rows import RowOrder
-from trainer.events import LossEvaluated, PhaseBegan, StepDone, UpdateSkipped
-from trainer.loop.checkpoint import Checkpoints, LoopState
-from trainer.loop.disk import Disk
-from trainer.loop.measure import step_times
-from trainer.loop.restarts import Restarts
-from trainer.loop.saving import Progress
-from trainer.model.batch import WeightedSequence
-from trainer.protocols import Checkpointable, EventSink
-from trainer.spec.job import CheckpointInterval
-from trainer.spec.plan import Plan
-from trainer.types import StepReport, Task
+from agent_rft.chat.conversation import Samples
+from agent_rft.events import LossEvaluated, PhaseBegan, StepDone, UpdateSkipped
+from agent_rft.protocols import Checkpointable, EventSink
+from agent_rft.rows.rows import RowOrder
+from agent_rft.spec.job import CheckpointInterval
+from agent_rft.spec.plan import Plan
+from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
+from agent_rft.trainer.loop.disk import Disk
+from agent_rft.trainer.loop.measure import step_times
+from agent_rft.trainer.loop.restarts import Restarts
+from agent_rft.trainer.loop.saving import Progress
+from agent_rft.trainer.model.batch import WeightedSequence
+from agent_rft.types import StepReport, Task
 
 
 class SupervisedLearner(Checkpointable, Protocol):

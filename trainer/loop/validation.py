@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trainer.events import VALIDATION, Evaluated, PhaseBegan
-from trainer.loop.evaluate import evaluate
-from trainer.protocols import EventSink, Rollouts
-from trainer.spec.early_stop import EarlyStop
-from trainer.types import Evaluation, Task
+from agent_rft.events import VALIDATION, Evaluated, PhaseBegan
+from agent_rft.protocols import EventSink, Rollouts
+from agent_rft.spec.early_stop import EarlyStop
+from agent_rft.trainer.loop.evaluate import evaluate
+from agent_rft.types import Evaluation, Task
 
 
 class Validation:

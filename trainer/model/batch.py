@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.types import TrainSequence
+from agent_rft.types import TrainSequence
 
 ATTENTION_EQUALS_LINEAR_AT = 24_576
 """Sequence length at which causal attention costs as much as a layer's matrix products: about 12 x the hidden size

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoTokenizer
 
-from trainer.model.batch import MicroBatch, TokenMasks
+from agent_rft.trainer.model.batch import MicroBatch, TokenMasks
 
 CACHE_BYTES = 256 << 20
 """Size of the cache of compiled grammars: rows may have tools of their own."""

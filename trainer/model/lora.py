@@ -14,9 +14,9 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from trainer.errors import UserError
-from trainer.model.policy import Policy
-from trainer.spec.lora import LoraSpec
+from agent_rft.errors import UserError
+from agent_rft.spec.lora import LoraSpec
+from agent_rft.trainer.model.policy import Policy
 
 TRAINED, START = "default", "start"
 PREFIX = "base_model.model."

@@ -18,8 +18,8 @@ from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
-from trainer.errors import UserError
-from trainer.model.shared_prefix import NO_PARENT
+from agent_rft.errors import UserError
+from agent_rft.trainer.model.shared_prefix import NO_PARENT
 
 NAME = "packed"
 """As transformers' `attn_implementation`."""

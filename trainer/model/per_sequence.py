@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from trainer.model.packed_attention import Packing
+from agent_rft.trainer.model.packed_attention import Packing
 
 _STATE = {"cache_params", "past_key_values"}
 """How a mixer's forward names the state that it carries on when it generates."""

@@ -20,14 +20,14 @@ from transformers import (
     PreTrainedModel,
 )
 
-from trainer.errors import UserError
-from trainer.model import packed_attention
-from trainer.model.batch import MicroBatch, TokenMasks
-from trainer.model.logprobs import LogitChange, TokenLogProbs
-from trainer.model.packed_attention import Packing
-from trainer.model.per_sequence import separate_sequences
-from trainer.model.router_replay import replay_routers
-from trainer.model.shared_prefix import PrefixTree
+from agent_rft.errors import UserError
+from agent_rft.trainer.model import packed_attention
+from agent_rft.trainer.model.batch import MicroBatch, TokenMasks
+from agent_rft.trainer.model.logprobs import LogitChange, TokenLogProbs
+from agent_rft.trainer.model.packed_attention import Packing
+from agent_rft.trainer.model.per_sequence import separate_sequences
+from agent_rft.trainer.model.router_replay import replay_routers
+from agent_rft.trainer.model.shared_prefix import PrefixTree
 
 STATE_LAYERS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 """Transformers' names of the layers that carry a state from token to token, which run per sequence."""
@@ -152,7 +152,7 @@ def load_policy(folder: Path, dtype: torch.dtype, temperature: float) -> Policy:
 
 
 def refuse_unsupported(config: PreTrainedConfig) -> None:
-    """Check by its config that the learner can train a model; `trainer.model.probe` shows whether it does.
+    """Check by its config that the learner can train a model; `agent_rft.trainer.model.probe` shows whether it does.
 
     Raises:
         UserError: It cannot.

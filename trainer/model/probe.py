@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.errors import UserError
-from trainer.model.batch import WeightedSequence, pack
-from trainer.model.policy import DeviceBatch, Policy
+from agent_rft.errors import UserError
+from agent_rft.trainer.model.batch import WeightedSequence, pack
+from agent_rft.trainer.model.policy import DeviceBatch, Policy
 
 LENGTH = 9
 """Tokens of a sequence: more than a short convolution sees at once."""

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from actors.engine.adapters import Adapter
-from actors.engine.chat.chat_model import ChatModel, Refusal
-from actors.engine.failures import EngineDied
-from actors.engine.vllm_engine import Engine, EngineConfig
-from actors.runtime.calls import outcome_of
-from actors.weights.adapter_fit import misfit
-from trainer.chat.serving import ServeSettings
-from trainer.errors import EngineFailed, RftError, UserError
+from agent_rft.actors.engine.adapters import Adapter
+from agent_rft.actors.engine.chat.chat_model import ChatModel, Refusal
+from agent_rft.actors.engine.failures import EngineDied
+from agent_rft.actors.engine.vllm_engine import Engine, EngineConfig
+from agent_rft.actors.runtime.calls import outcome_of
+from agent_rft.actors.weights.adapter_fit import misfit
+from agent_rft.chat.serving import ServeSettings
+from agent_rft.errors import EngineFailed, RftError, UserError
 
 
 @dataclass(frozen=True, slots=True)

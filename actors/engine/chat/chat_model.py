@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from actors.engine.chat.dialects import answers_only, find_dialect
-from actors.engine.chat.parsing import without_references
-from actors.engine.chat.tokenizer import engine_tokenizer
-from actors.engine.grammar.structure import NoGrammar, no_calls, required_calls, structure_of
-from trainer.chat.dialect import UNKNOWN
-from trainer.chat.model_card import read_card
-from trainer.chat.renderer import Renderer, Tokenizer
-from trainer.chat.serving import ServeSettings
-from trainer.chat.template import RenderFailed
-from trainer.errors import EngineFailed
-from trainer.spec.plan import THINKING_TOKENS
-from trainer.types import Message
+from agent_rft.actors.engine.chat.dialects import answers_only, find_dialect
+from agent_rft.actors.engine.chat.parsing import without_references
+from agent_rft.actors.engine.chat.tokenizer import engine_tokenizer
+from agent_rft.actors.engine.grammar.structure import NoGrammar, no_calls, required_calls, structure_of
+from agent_rft.chat.dialect import UNKNOWN
+from agent_rft.chat.model_card import read_card
+from agent_rft.chat.renderer import Renderer, Tokenizer
+from agent_rft.chat.serving import ServeSettings
+from agent_rft.chat.template import RenderFailed
+from agent_rft.errors import EngineFailed
+from agent_rft.spec.plan import THINKING_TOKENS
+from agent_rft.types import Message
 
 PASSED_ON = (
     *("frequency_penalty", "logit_bias", "logprobs", "max_completion_tokens", "n", "parallel_tool_calls"),
@@ -88,7 +88,7 @@ class ChatModel:
         from vllm.entrypoints.openai.models.serving import OpenAIServingModels
         from vllm.renderers.online_renderer import OnlineRenderer
 
-        from actors.engine.chat import thoughts
+        from agent_rft.actors.engine.chat import thoughts
 
         self._client, self._engine_marks, family = client, engine_marks, self._renderer.family
         parsers = {

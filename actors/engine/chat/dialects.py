@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from actors.engine.chat.parsing import ParsedTurn, TurnParser, parser_of, tool_parser_names
-from trainer.chat.conversation import samples_of
-from trainer.chat.dialect import UNKNOWN, Dialect
-from trainer.chat.families import FAMILIES, family_of
-from trainer.chat.family import Family
-from trainer.chat.renderer import Renderer, Tokenizer
-from trainer.chat.template import RenderFailed
-from trainer.types import Message, ToolSchema
+from agent_rft.actors.engine.chat.parsing import ParsedTurn, TurnParser, parser_of, tool_parser_names
+from agent_rft.chat.conversation import samples_of
+from agent_rft.chat.dialect import UNKNOWN, Dialect
+from agent_rft.chat.families import FAMILIES, family_of
+from agent_rft.chat.family import Family
+from agent_rft.chat.renderer import Renderer, Tokenizer
+from agent_rft.chat.template import RenderFailed
+from agent_rft.types import Message, ToolSchema
 
 Call = tuple[str, dict[str, Any]]
 _QUESTION: Message = {"role": "user", "content": "Where is order A 17?"}

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.chat.family import Family
-from trainer.spec.schemas.inline import inlined
+from agent_rft.chat.family import Family
+from agent_rft.spec.schemas.inline import inlined
 
 
 @dataclass(frozen=True, slots=True)

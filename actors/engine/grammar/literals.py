@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trainer.spec.schemas.form import MAX_DEPTH, REFERENCES, resolved
+from agent_rft.spec.schemas.form import MAX_DEPTH, REFERENCES, resolved
 
 _KINDS: Final = ("string", "number", "boolean", "null", "array", "object")
 _INTEGER: Final = '"-"? ("0" | [1-9] [0-9]{0,17})'

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trainer.spec.schemas.inline import inlined
+from agent_rft.spec.schemas.inline import inlined
 
 MOST: Final = 200
 """Arguments of a tool whose values follow their schemas: the time to compile grows with the square of their number."""

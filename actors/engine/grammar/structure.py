@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from actors.engine.grammar.literals import STYLES, arguments_format
-from actors.engine.grammar.parameters import TAGS, parameters_format
-from trainer.chat.family import CallForm, Family, MessageForm
-from trainer.chat.renderer import Renderer
+from agent_rft.actors.engine.grammar.literals import STYLES, arguments_format
+from agent_rft.actors.engine.grammar.parameters import TAGS, parameters_format
+from agent_rft.chat.family import CallForm, Family, MessageForm
+from agent_rft.chat.renderer import Renderer
 
 LINES: dict[str, Any] = {"type": "regex", "pattern": "\\n{0,2}"}
 """What templates put around thoughts and after calls."""

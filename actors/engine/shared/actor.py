@@ -17,16 +17,16 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from actors.engine.shared.leases import START_TICKS, TICK_S, Leases
-from actors.engine.sizes import SHARED_ADAPTERS, slot_rank
-from actors.engine.vllm_engine import Engine, EngineConfig
-from actors.runtime.calls import LOST, UNREACHABLE, ask, outcome_of
-from actors.runtime.channel import Reachable
-from actors.runtime.process import end_process
-from actors.weights.adapter import AdapterConfig, AdapterFolder
-from actors.weights.layout import Layout, Loaded
-from trainer.data.rollout_json import experts_as_json
-from trainer.errors import EngineFailed, RftError
+from agent_rft.actors.engine.shared.leases import START_TICKS, TICK_S, Leases
+from agent_rft.actors.engine.sizes import SHARED_ADAPTERS, slot_rank
+from agent_rft.actors.engine.vllm_engine import Engine, EngineConfig
+from agent_rft.actors.runtime.calls import LOST, UNREACHABLE, ask, outcome_of
+from agent_rft.actors.runtime.channel import Reachable
+from agent_rft.actors.runtime.process import end_process
+from agent_rft.actors.weights.adapter import AdapterConfig, AdapterFolder
+from agent_rft.actors.weights.layout import Layout, Loaded
+from agent_rft.errors import EngineFailed, RftError
+from agent_rft.rows.rollout_json import experts_as_json
 
 T = TypeVar("T")
 

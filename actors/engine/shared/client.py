@@ -13,14 +13,14 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from actors.engine.shared.actor import SharedConfig, unless_it_ends
-from actors.engine.vllm_engine import Completion
-from actors.runtime.calls import ask, result_of
-from actors.runtime.channel import Channel
-from actors.weights.layout import Layout, Loaded
-from actors.weights.start_timeout import start_timeout_s
-from trainer.data.rollout_json import experts_from_json
-from trainer.errors import EngineFailed
+from agent_rft.actors.engine.shared.actor import SharedConfig, unless_it_ends
+from agent_rft.actors.engine.vllm_engine import Completion
+from agent_rft.actors.runtime.calls import ask, result_of
+from agent_rft.actors.runtime.channel import Channel
+from agent_rft.actors.weights.layout import Layout, Loaded
+from agent_rft.actors.weights.start_timeout import start_timeout_s
+from agent_rft.errors import EngineFailed
+from agent_rft.rows.rollout_json import experts_from_json
 
 WAIT_S = 300.0
 FULL = (

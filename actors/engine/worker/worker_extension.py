@@ -8,14 +8,14 @@ import torch
 from safetensors import safe_open
 from vllm.platforms import current_platform
 
-from actors.engine.worker.expert_log import ExpertLog
-from actors.engine.worker.grouped_lora import GroupedLora
-from actors.engine.worker.rotary import use_flat_rotary
-from actors.weights.adapter import WEIGHTS_FILE
-from actors.weights.checkpoint_weights import as_bytes
-from actors.weights.checksum import MASK, checksum
-from actors.weights.transport import ShmWeightTransferEngine
-from trainer.model.router_replay import experts_per_token, num_experts
+from agent_rft.actors.engine.worker.expert_log import ExpertLog
+from agent_rft.actors.engine.worker.grouped_lora import GroupedLora
+from agent_rft.actors.engine.worker.rotary import use_flat_rotary
+from agent_rft.actors.weights.adapter import WEIGHTS_FILE
+from agent_rft.actors.weights.checkpoint_weights import as_bytes
+from agent_rft.actors.weights.checksum import MASK, checksum
+from agent_rft.actors.weights.transport import ShmWeightTransferEngine
+from agent_rft.trainer.model.router_replay import experts_per_token, num_experts
 
 if current_platform.is_cpu():  # when vLLM's worker is made, which is before its model is
     use_flat_rotary()

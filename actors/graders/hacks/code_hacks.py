@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from actors.graders.hacks.python_source import (
+from agent_rft.actors.graders.hacks.python_source import (
     FunctionNode,
     PythonSource,
     is_literal,

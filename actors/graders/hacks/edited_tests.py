@@ -14,7 +14,14 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any
 
-from actors.graders.hacks.python_source import PythonSource, TooMuch, is_literal, literal, source_of, without_docstring
+from agent_rft.actors.graders.hacks.python_source import (
+    PythonSource,
+    TooMuch,
+    is_literal,
+    literal,
+    source_of,
+    without_docstring,
+)
 
 TEST_FILES = ("test_*.py", "*_test.py", "conftest.py", "tests/*", "test/*", "pytest.ini", "tox.ini")
 """Protected files if the reference names none. A pattern matches a path's end: `tests/*` also /app/tests/unit/x."""

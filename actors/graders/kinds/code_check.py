@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from actors.graders.base import TextWork
-from actors.graders.hacks.code_hacks import reference_returned, result_hard_coded, trivial_output
-from actors.graders.hacks.edited_tests import patterns_of, tests_edited
-from actors.graders.hacks.python_source import PythonSource, TooMuch, source_of
-from actors.graders.templates import render
-from trainer.errors import GraderFailed
-from trainer.spec.graders import CodeCheckGrader
-from trainer.types import Grade
+from agent_rft.actors.graders.base import TextWork
+from agent_rft.actors.graders.hacks.code_hacks import reference_returned, result_hard_coded, trivial_output
+from agent_rft.actors.graders.hacks.edited_tests import patterns_of, tests_edited
+from agent_rft.actors.graders.hacks.python_source import PythonSource, TooMuch, source_of
+from agent_rft.actors.graders.templates import render
+from agent_rft.errors import GraderFailed
+from agent_rft.spec.graders import CodeCheckGrader
+from agent_rft.types import Grade
 
 CHECKS: dict[str, Callable[[PythonSource, PythonSource], str | None]] = {
     "reference_returned": reference_returned,

@@ -10,15 +10,15 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from actors.endpoints.answer import HttpAnswer
-from actors.endpoints.client import EndpointClient
-from actors.endpoints.signing import Signer
-from actors.graders.base import UNGATED, finite_number, kept_reason, outside
-from actors.runtime.timing import Timing
-from trainer.errors import GraderFailed
-from trainer.spec.graders import EndpointGrader
-from trainer.spec.operator.config import Operator
-from trainer.types import Grade
+from agent_rft.actors.endpoints.answer import HttpAnswer
+from agent_rft.actors.endpoints.client import EndpointClient
+from agent_rft.actors.endpoints.signing import Signer
+from agent_rft.actors.graders.base import UNGATED, finite_number, kept_reason, outside
+from agent_rft.actors.runtime.timing import Timing
+from agent_rft.errors import GraderFailed
+from agent_rft.spec.graders import EndpointGrader
+from agent_rft.spec.operator.config import Operator
+from agent_rft.types import Grade
 
 SCORE_KEYS = ("score", "reward")
 """The first of these keys in the answer counts."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from simpleeval import SimpleEval
 
-from actors.graders.base import finite_number
-from trainer.errors import GraderFailed
+from agent_rft.actors.graders.base import finite_number
+from agent_rft.errors import GraderFailed
 
 MAX_CHARS = 2_000
 MAX_DEPTH = 50

@@ -15,14 +15,14 @@ from typing import Any
 
 from async_lru import alru_cache
 
-from actors.endpoints.model_client import ModelClient
-from actors.graders.base import finite_number, kept_reason
-from actors.graders.kinds.judge_logprobs import FORM, NoLabel, NoLogprobs, values_of, weighed
-from actors.graders.kinds.messages import chat_messages, without_markers
-from actors.graders.templates import MAX_CHARS, render
-from trainer.errors import GraderFailed
-from trainer.spec.graders import LabelModelGrader, ScoreModelGrader
-from trainer.types import Grade
+from agent_rft.actors.endpoints.model_client import ModelClient
+from agent_rft.actors.graders.base import finite_number, kept_reason
+from agent_rft.actors.graders.kinds.judge_logprobs import FORM, NoLabel, NoLogprobs, values_of, weighed
+from agent_rft.actors.graders.kinds.messages import chat_messages, without_markers
+from agent_rft.actors.graders.templates import MAX_CHARS, render
+from agent_rft.errors import GraderFailed
+from agent_rft.spec.graders import LabelModelGrader, ScoreModelGrader
+from agent_rft.types import Grade
 
 REFUSAL_ERROR = "model_grader_refusal_error"
 PARSE_ERROR = "model_grader_parse_error"

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainer.spec.graders import LabelModelGrader, ScoreModelGrader
+from agent_rft.spec.graders import LabelModelGrader, ScoreModelGrader
 
 NUM_TOKENS = 20
 """The most likely tokens that are asked for; the chat API gives no more."""

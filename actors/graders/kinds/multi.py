@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from actors.graders.base import Grader, kept_reason, total_tokens
-from actors.graders.kinds.expression import parse
-from actors.graders.templates import INVALID_VARIABLE
-from trainer.errors import GraderFailed
-from trainer.spec.graders import MultiGrader
-from trainer.types import Grade
+from agent_rft.actors.graders.base import Grader, kept_reason, total_tokens
+from agent_rft.actors.graders.kinds.expression import parse
+from agent_rft.actors.graders.templates import INVALID_VARIABLE
+from agent_rft.errors import GraderFailed
+from agent_rft.spec.graders import MultiGrader
+from agent_rft.types import Grade
 
 SAMPLE_PARSE_ERROR = "sample_parse_error"
 

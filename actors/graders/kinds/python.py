@@ -1,8 +1,8 @@
 """The grader of kind `python`: the user's `grade(sample, item)` in a sandbox; a bad run costs only its own grade.
 
-Each grade runs in a fork of a warm worker process in a sandbox (`actors.sandbox`); a worker runs one at a time. The
-module's body runs once per worker, before any sample. A worker that is late, dies or exceeds its memory is killed with
-all its descendants, and another one is started at once.
+Each grade runs in a fork of a warm worker process in a sandbox (`agent_rft.actors.sandbox`); a worker runs one at a
+time. The module's body runs once per worker, before any sample. A worker that is late, dies or exceeds its memory is
+killed with all its descendants, and another one is started at once.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from actors.endpoints.body import json_body
-from actors.graders.base import outside
-from actors.runtime.cores import usable_cores
-from actors.sandbox import frames
-from actors.sandbox.runner import MEMORY_EXIT
-from actors.sandbox.start import (
+from agent_rft import untrusted
+from agent_rft.actors.endpoints.body import json_body
+from agent_rft.actors.graders.base import outside
+from agent_rft.actors.runtime.cores import usable_cores
+from agent_rft.actors.sandbox.runner import MEMORY_EXIT
+from agent_rft.actors.sandbox.start import (
     START_S,
     Sandbox,
     SandboxFailed,
@@ -32,13 +32,15 @@ from actors.sandbox.start import (
     sandbox_report,
     start,
 )
-from trainer.errors import GraderFailed
-from trainer.spec.graders import PythonGrader
-from trainer.spec.operator.config import Operator
-from trainer.types import Grade
+from agent_rft.errors import GraderFailed
+from agent_rft.spec.graders import PythonGrader
+from agent_rft.spec.operator.config import Operator
+from agent_rft.types import Grade
 
 MAX_PARSED_CHARS = 50_000
 """Parsing takes up to 600 times as much memory as the source."""
+FORMER_MODULES = frozenset({"agent_rft_grader", "agent_rft_server"})
+"""Where `run_untrusted` was before version 0.2.0."""
 
 
 class PythonGrade:
@@ -157,7 +159,7 @@ class PythonGrade:
             if problem := outside(value, self._spec.range):
                 raise self._runtime_error(f"grade returned a number that {problem}")
             return value
-        why = frames.clean_text(answer.get("error")) or "it returned no grade and no error"
+        why = untrusted.clean_text(answer.get("error")) or "it returned no grade and no error"
         if "lost" in answer:
             raise self._server_error("no_sandbox" if answer["lost"] == "no_sandbox" else "killed", why)
         raise self._runtime_error(why)
@@ -263,8 +265,8 @@ class _Worker:
         for message in (word, request):
             self._writer.write(len(message).to_bytes(4, "big") + message)
         await self._writer.drain()
-        length = frames.checked_length(await self._reader.readexactly(4))
-        answer = frames.decode(await self._reader.readexactly(length))
+        length = untrusted.checked_length(await self._reader.readexactly(4))
+        answer = untrusted.decode(await self._reader.readexactly(length))
         if answer.pop("word", None) != word.decode():
             raise ValueError("an answer to another request")
         return answer
@@ -308,10 +310,20 @@ def python_source_problems(source: str) -> list[str]:
         if isinstance(error, SyntaxError) and error.lineno:
             return [f"line {error.lineno}: {error.msg}"]
         return [f"it cannot be parsed: {str(error) or 'nested too deeply'}"]
-    if not any(_defines_grade(node) for node in ast.walk(module)):
+    nodes = list(ast.walk(module))
+    if former := sorted(FORMER_MODULES.intersection(name for node in nodes for name in _imported(node))):
+        return [f"it imports {name}, which is gone: write `from agent_rft import run_untrusted`" for name in former]
+    if not any(_defines_grade(node) for node in nodes):
         return ["it does not define a function grade(sample, item)"]
     functions = [node for node in module.body if _is_function(node) and _defines_grade(node)]
     return _parameter_problems(functions[-1]) if functions else []
+
+
+def _imported(node: ast.AST) -> list[str]:
+    """The modules that a statement imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
 
 
 def _is_function(node: ast.AST) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from trainer.spec.graders import Similarity
+from agent_rft.spec.graders import Similarity
 
 SimilarityMetric = Callable[[str, str], float]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, assert_never
 
-from actors.graders.templates import render
-from trainer.spec.graders import StringCheckGrader
-from trainer.types import Grade
+from agent_rft.actors.graders.templates import render
+from agent_rft.spec.graders import StringCheckGrader
+from agent_rft.types import Grade
 
 
 class StringCheck:

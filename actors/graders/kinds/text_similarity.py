@@ -9,13 +9,13 @@ import numpy as np
 from async_lru import alru_cache
 from numpy.typing import NDArray
 
-from actors.endpoints.model_client import MODEL_SERVER_ERROR, ModelClient
-from actors.graders.base import TextWork
-from actors.graders.kinds.similarity import MAX_CHARS, SimilarityMetric, metric_of
-from actors.graders.templates import render
-from trainer.errors import GraderFailed
-from trainer.spec.graders import TextSimilarityGrader
-from trainer.types import Grade
+from agent_rft.actors.endpoints.model_client import MODEL_SERVER_ERROR, ModelClient
+from agent_rft.actors.graders.base import TextWork
+from agent_rft.actors.graders.kinds.similarity import MAX_CHARS, SimilarityMetric, metric_of
+from agent_rft.actors.graders.templates import render
+from agent_rft.errors import GraderFailed
+from agent_rft.spec.graders import TextSimilarityGrader
+from agent_rft.types import Grade
 
 MAX_CACHED_EMBEDDINGS = 2_048
 

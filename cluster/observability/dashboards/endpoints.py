@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.observability.alerts import alert
-from cluster.observability.dashboards.grafana import Dashboard, Panel
-from cluster.observability.dashboards.queries import (
+from agent_rft.cluster.observability.alerts import alert
+from agent_rft.cluster.observability.dashboards.grafana import Dashboard, Panel
+from agent_rft.cluster.observability.dashboards.queries import (
     ANNOTATIONS,
     ENDPOINTS,
     JOBS,

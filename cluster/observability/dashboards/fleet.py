@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from cluster.observability.alerts import API_FAILED, RAY_UP, UP, alert, drivers, failed_jobs
-from cluster.observability.dashboards.grafana import Dashboard, Panel, Query
-from cluster.observability.dashboards.libraries import GPUS, NODES, PROCESS, PROCESSES, VLLM
-from cluster.observability.dashboards.queries import (
+from agent_rft.cluster.observability.alerts import API_FAILED, RAY_UP, UP, alert, drivers, failed_jobs
+from agent_rft.cluster.observability.dashboards.grafana import Dashboard, Panel, Query
+from agent_rft.cluster.observability.dashboards.libraries import GPUS, NODES, PROCESS, PROCESSES, VLLM
+from agent_rft.cluster.observability.dashboards.queries import (
     ANNOTATIONS,
     CHOSEN,
     JOBS,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from cluster.observability.alerts import Alert
+from agent_rft.cluster.observability.alerts import Alert
 
 WIDTH, HEIGHT = 24, 8
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}

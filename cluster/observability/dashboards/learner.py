@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cluster.observability.alerts import alert, learner_restarts
-from cluster.observability.dashboards.grafana import Dashboard, Panel, Query
-from cluster.observability.dashboards.queries import (
+from agent_rft.cluster.observability.alerts import alert, learner_restarts
+from agent_rft.cluster.observability.dashboards.grafana import Dashboard, Panel, Query
+from agent_rft.cluster.observability.dashboards.queries import (
     ANNOTATIONS,
     CHOSEN,
     JOBS,

@@ -6,10 +6,10 @@ their targets have in our scrape configuration.
 
 from __future__ import annotations
 
-from cluster.observability.alerts import NEW_SPILLS, alert
-from cluster.observability.dashboards.grafana import Panel, Query
-from cluster.observability.dashboards.queries import CHOSEN, WINDOW
-from cluster.observability.promql import DCGM_TARGETS, RAY_HEAD_MEMORY, RAY_TARGETS, rate, samples
+from agent_rft.cluster.observability.alerts import NEW_SPILLS, alert
+from agent_rft.cluster.observability.dashboards.grafana import Panel, Query
+from agent_rft.cluster.observability.dashboards.queries import CHOSEN, WINDOW
+from agent_rft.cluster.observability.promql import DCGM_TARGETS, RAY_HEAD_MEMORY, RAY_TARGETS, rate, samples
 
 PROCESS = ("job", "process")
 JOB = f"{{{CHOSEN['job']}}}"

@@ -14,11 +14,11 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cluster.observability.alerts import Alert, alert
-from cluster.observability.dashboards.grafana import ALERT_COLORS, Panel, Query, Variable
-from cluster.observability.promql import Part, rate, samples
-from trainer.metrics import METRICS, metric_of
-from trainer.metrics.metric import Metric
+from agent_rft.cluster.observability.alerts import Alert, alert
+from agent_rft.cluster.observability.dashboards.grafana import ALERT_COLORS, Panel, Query, Variable
+from agent_rft.cluster.observability.promql import Part, rate, samples
+from agent_rft.metrics import METRICS, metric_of
+from agent_rft.metrics.metric import Metric
 
 Labels = tuple[str, ...]
 WINDOW, STEPS = "$window", "$steps"

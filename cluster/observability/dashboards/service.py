@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cluster.observability.alerts import API_REQUESTS, SERVER_ERROR, alert, api
-from cluster.observability.dashboards.grafana import Dashboard, Panel, Query
-from cluster.observability.dashboards.libraries import SERVED
-from cluster.observability.dashboards.queries import WINDOW, max_of, panel, quantile_of, sum_of
-from cluster.observability.promql import rate, samples
+from agent_rft.cluster.observability.alerts import API_REQUESTS, SERVER_ERROR, alert, api
+from agent_rft.cluster.observability.dashboards.grafana import Dashboard, Panel, Query
+from agent_rft.cluster.observability.dashboards.libraries import SERVED
+from agent_rft.cluster.observability.dashboards.queries import WINDOW, max_of, panel, quantile_of, sum_of
+from agent_rft.cluster.observability.promql import rate, samples
 
 
 def _requests(*matchers: str, by: tuple[str, ...]) -> str:

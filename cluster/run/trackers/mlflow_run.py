@@ -6,9 +6,9 @@ import os
 import re
 from typing import Any
 
-from cluster.run.trackers.tracker import CannotTrack, Point, TrackedRun
-from trainer.events import Outcome
-from trainer.spec.integrations import MlflowAccess, MlflowSettings
+from agent_rft.cluster.run.trackers.tracker import CannotTrack, Point, TrackedRun
+from agent_rft.events import Outcome
+from agent_rft.spec.integrations import MlflowAccess, MlflowSettings
 
 TAG = "agent_rft.run"
 """The tag by which a resumed run finds its MLflow run."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.run.trackers.tracker import Point, TrackedRun
-from trainer.events import Outcome
+from agent_rft.cluster.run.trackers.tracker import Point, TrackedRun
+from agent_rft.events import Outcome
 
 FOLDER = "tensorboard"
 

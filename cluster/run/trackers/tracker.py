@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer.errors import RftError
-from trainer.events import Evaluated, IntegrationCause, JobEnded, LossEvaluated, Outcome, StepDone
-from trainer.run_events import RunEvent
+from agent_rft.errors import RftError
+from agent_rft.events import Evaluated, IntegrationCause, JobEnded, LossEvaluated, Outcome, StepDone
+from agent_rft.run_events import RunEvent
 
 SECTIONS = ("hyperparameters", "limits", "reward", "algorithm")
 """The parts of a method's settings that trackers get."""

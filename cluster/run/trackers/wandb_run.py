@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.run.trackers.tracker import CannotTrack, Point, TrackedRun
-from trainer.events import Outcome
-from trainer.spec.integrations import WandbAccess, WandbSettings
+from agent_rft.cluster.run.trackers.tracker import CannotTrack, Point, TrackedRun
+from agent_rft.events import Outcome
+from agent_rft.spec.integrations import WandbAccess, WandbSettings
 
 START_S, FINISH_S = 20.0, 20.0
 """How long to wait for its server at the start, and for the last uploads, also when the process exits."""

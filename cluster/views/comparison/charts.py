@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 
-from cluster.views.comparison.compare import CALLS, REWARD, Comparison, Row
-from cluster.views.comparison.side import Side
-from trainer.metrics.intervals import Interval
+from agent_rft.cluster.views.comparison.compare import CALLS, REWARD, Comparison, Row
+from agent_rft.cluster.views.comparison.side import Side
+from agent_rft.metrics.intervals import Interval
 
 WIDTH, HEIGHT = 560, 340
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 38

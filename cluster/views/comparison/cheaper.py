@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from cluster.records.run_folder import RunFolder
-from cluster.views.comparison.compare import Change, compare_sides
-from cluster.views.comparison.side import Side, read_side
-from trainer.errors import UserError
-from trainer.events import FewerCalls
-from trainer.loop.checkpoint import best_checkpoint, checkpoints_in
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.views.comparison.compare import Change, compare_sides
+from agent_rft.cluster.views.comparison.side import Side, read_side
+from agent_rft.errors import UserError
+from agent_rft.events import FewerCalls
+from agent_rft.trainer.loop.checkpoint import best_checkpoint, checkpoints_in
 
 
 def fewer_calls(run: RunFolder) -> FewerCalls | None:

@@ -1,7 +1,8 @@
 """Evaluations of the same rows side by side: what has changed, by how much, and how sure that is.
 
 All is paired: each row is compared with itself, by its id, and a row with several samples counts once, by their means.
-What has no finite grade and reward is as good as not graded. Intervals are those of `trainer.metrics.intervals`.
+What has no finite grade and reward is as good as not graded. Intervals are those of
+`agent_rft.metrics.intervals`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from cluster.views.comparison.side import HELD_OUT, MEASURES, Brief, Graded, Side
-from trainer.errors import UserError
-from trainer.metrics import EVALUATION
-from trainer.metrics.intervals import GRADES, Interval, paired_bootstrap
-from trainer.metrics.metric import Metric
+from agent_rft.cluster.views.comparison.side import HELD_OUT, MEASURES, Brief, Graded, Side
+from agent_rft.errors import UserError
+from agent_rft.metrics import EVALUATION
+from agent_rft.metrics.intervals import GRADES, Interval, paired_bootstrap
+from agent_rft.metrics.metric import Metric
 
 Verdict = Literal["better", "worse", "unclear", "same"]
 NO_TOOL = "(none)"

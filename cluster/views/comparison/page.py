@@ -10,14 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from cluster.views.comparison import charts
-from cluster.views.comparison.charts import curves, histogram, interval_bar, scatter
-from cluster.views.comparison.compare import CALLS, REWARD, Comparison
-from cluster.views.comparison.table import left_out, measures, path_of
-from cluster.views.pages import page_template
-from cluster.views.traces import call_note, cut, facts, said
-from trainer.data.durable import write_durably
-from trainer.errors import UserError
+from agent_rft.cluster.views.comparison import charts
+from agent_rft.cluster.views.comparison.charts import curves, histogram, interval_bar, scatter
+from agent_rft.cluster.views.comparison.compare import CALLS, REWARD, Comparison
+from agent_rft.cluster.views.comparison.table import left_out, measures, path_of
+from agent_rft.cluster.views.pages import page_template
+from agent_rft.cluster.views.traces import call_note, cut, facts, said
+from agent_rft.errors import UserError
+from agent_rft.rows.durable import write_durably
 
 SHOWN_ROWS = 1000
 BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")

@@ -13,11 +13,11 @@ from functools import partial
 from sys import intern
 from typing import Final
 
-from cluster.records.run_folder import RunFolder
-from cluster.views.traces import cut
-from trainer.data.rollout_files import Place
-from trainer.errors import UserError
-from trainer.types import GroupRequest, Rollout
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.views.traces import cut
+from agent_rft.errors import UserError
+from agent_rft.rows.rollout_files import Place
+from agent_rft.types import GroupRequest, Rollout
 
 HELD_OUT: Final = "held_out"
 """The only measure that a rollout may lack: it is NaN then."""

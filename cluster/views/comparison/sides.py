@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cluster.preflight.contents import digest_of
-from cluster.records.redact import plain, public_job
-from cluster.records.run_folder import RunFolder, open_run
-from cluster.views.comparison.side import Side, read_side
-from cluster.views.live import safe_text
-from trainer.errors import MadeBefore, UserError
-from trainer.spec.job import JobSpec
+from agent_rft.cluster.preflight.contents import digest_of
+from agent_rft.cluster.records.redact import plain, public_job
+from agent_rft.cluster.records.run_folder import RunFolder, open_run
+from agent_rft.cluster.views.comparison.side import Side, read_side
+from agent_rft.cluster.views.live import safe_text
+from agent_rft.errors import MadeBefore, UserError
+from agent_rft.spec.job import JobSpec
 
 FILES = ("test_file", "validation_file", "training_file")
 """In the order of preference: the test file decides nothing in training."""

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cluster.views.comparison.compare import CALLS, REWARD, Against, Comparison, Row, Verdict
-from cluster.views.comparison.side import Brief
-from cluster.views.live import safe_text
-from cluster.views.traces import cut
+from agent_rft.cluster.views.comparison.compare import CALLS, REWARD, Against, Comparison, Row, Verdict
+from agent_rft.cluster.views.comparison.side import Brief
+from agent_rft.cluster.views.live import safe_text
+from agent_rft.cluster.views.traces import cut
 
 STYLES: Mapping[Verdict, str] = {"better": "green", "worse": "red", "unclear": "yellow", "same": "dim"}
 SHOWN_IDS = 5

@@ -1,4 +1,4 @@
 """What a look before training found, printed and as a page.
 
-What it means is decided in `trainer.readiness`, not here.
+What it means is decided in `agent_rft.cluster.readiness`, not here.
 """

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
-from cluster.records.run_folder import RunFolder
-from cluster.views.live import duration
-from cluster.views.pages import page_template
-from trainer.data.durable import write_durably
-from trainer.problem_codes.readiness import REASONS
-from trainer.readiness.draws import Row
-from trainer.readiness.findings import Readiness
-from trainer.spec.job import JobSpec
+from agent_rft.cluster.readiness.draws import Row
+from agent_rft.cluster.readiness.findings import Readiness
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.views.live import duration
+from agent_rft.cluster.views.pages import page_template
+from agent_rft.problems.readiness import REASONS
+from agent_rft.rows.durable import write_durably
+from agent_rft.spec.job import JobSpec
 
 TITLES = {"train": "Ready to train", "fix_first": "Fix this first", "warm_start": "Warm-start first"}
 SHOWN_ROWS = 500

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.markup import escape
 
-from cluster.views.live import duration
-from cluster.views.readiness.page import TITLES
-from trainer.problem_codes.readiness import REASONS
-from trainer.readiness.behaviour import Behaviour
-from trainer.readiness.findings import Readiness
+from agent_rft.cluster.readiness.behaviour import Behaviour
+from agent_rft.cluster.readiness.findings import Readiness
+from agent_rft.cluster.views.live import duration
+from agent_rft.cluster.views.readiness.page import TITLES
+from agent_rft.problems.readiness import REASONS
 
 COLOURS = {"train": "green", "fix_first": "red", "warm_start": "yellow"}
 

@@ -1,4 +1,4 @@
-"""The charts of a report as plotly.js data; `trainer.metrics` defines which metrics share a chart."""
+"""The charts of a report as plotly.js data; `agent_rft.metrics` defines which metrics share a chart."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from itertools import cycle
 from statistics import fmean
 from typing import Any, Literal
 
-from trainer.metrics import METRICS
-from trainer.metrics.charts import CHARTS, Chart
-from trainer.types import Evaluation
+from agent_rft.metrics import METRICS
+from agent_rft.metrics.charts import CHARTS, Chart
+from agent_rft.types import Evaluation
 
 Steps = Sequence[Mapping[str, float]]
 COLOURS = ("#4c78d8", "#e0803a", "#3aa36f", "#b05fc0", "#c9a227", "#d1495b", "#3aa6b9", "#8a8f98")

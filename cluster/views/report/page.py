@@ -16,18 +16,18 @@ from typing import Any
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from cluster.records.run_folder import RunFolder
-from cluster.views.before_after import Change, compare, few_note, paired_changes
-from cluster.views.live import duration, safe_text
-from cluster.views.pages import page_template
-from cluster.views.report.charts import figures, quality
-from cluster.views.report.rows import rows_of
-from cluster.views.traces import SHOWN_CHARS, call_note, cut, facts, own_keys, said, turn_note
-from trainer.errors import UserError
-from trainer.events import AlarmRaised, EarlyStopped, FewerCalls, NothingLeftToLearn
-from trainer.problem_codes.alarms import ALARM_RULES
-from trainer.run_events import RunEvent
-from trainer.types import Evaluation, Group
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.views.before_after import Change, compare, few_note, paired_changes
+from agent_rft.cluster.views.live import duration, safe_text
+from agent_rft.cluster.views.pages import page_template
+from agent_rft.cluster.views.report.charts import figures, quality
+from agent_rft.cluster.views.report.rows import rows_of
+from agent_rft.cluster.views.traces import SHOWN_CHARS, call_note, cut, facts, own_keys, said, turn_note
+from agent_rft.errors import UserError
+from agent_rft.events import AlarmRaised, EarlyStopped, FewerCalls, NothingLeftToLearn
+from agent_rft.problems.alarms import ALARM_RULES
+from agent_rft.run_events import RunEvent
+from agent_rft.types import Evaluation, Group
 
 Graded = tuple[str, Sequence[Group]]
 """The name and the groups of a rollout file."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean
 
-from cluster.views.before_after import mean_grade
-from cluster.views.traces import SHOWN_CHARS
-from trainer.types import Group, Rollout
+from agent_rft.cluster.views.before_after import mean_grade
+from agent_rft.cluster.views.traces import SHOWN_CHARS
+from agent_rft.types import Group, Rollout
 
 SHOWN_ROWS, SHOWN_TRIES = 1000, 16
 MAX_CHARS = 20_000_000

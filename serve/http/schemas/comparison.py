@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from serve.http.schemas.base import ResponseBody
+from agent_rft.serve.http.schemas.base import ResponseBody
 
 
 class JobEvaluation(ResponseBody):

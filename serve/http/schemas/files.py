@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from serve.http.schemas.base import ListEntry, ResponseBody
+from agent_rft.serve.http.schemas.base import ListEntry, ResponseBody
 
 
 class FileObject(ListEntry):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict
 
-from serve.http.schemas.base import ResponseBody
+from agent_rft.serve.http.schemas.base import ResponseBody
 
 
 class ModelOutput(ResponseBody):

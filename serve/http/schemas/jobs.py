@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from cluster.stores.job_states import JobStatus
-from serve.http.schemas.base import ListEntry, ResponseBody, UnixTime
+from agent_rft.serve.http.schemas.base import ListEntry, ResponseBody, UnixTime
+from agent_rft.serve.stores.job_states import JobStatus
 
 
 class JobFailure(ResponseBody):

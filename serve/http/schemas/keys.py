@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from cluster.stores.keys import Scope
-from serve.http.schemas.base import ResponseBody
+from agent_rft.serve.http.schemas.base import ResponseBody
+from agent_rft.serve.stores.keys import Scope
 
 
 class ApiKeyBody(ResponseBody):

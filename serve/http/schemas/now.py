@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from cluster.stores.job_states import JobStatus
-from serve.http.schemas.base import ResponseBody
+from agent_rft.serve.http.schemas.base import ResponseBody
+from agent_rft.serve.stores.job_states import JobStatus
 
 
 class EngineNow(ResponseBody):

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from pydantic import AliasPath, Field
 
-from cluster.stores.job_states import JobStatus
-from serve.http.schemas.base import ListEntry, ResponseBody, UnixTime
-from serve.http.schemas.jobs import JobFailure
-from trainer.problem_codes.readiness import Verdict
+from agent_rft.problems.readiness import Verdict
+from agent_rft.serve.http.schemas.base import ListEntry, ResponseBody, UnixTime
+from agent_rft.serve.http.schemas.jobs import JobFailure
+from agent_rft.serve.stores.job_states import JobStatus
 
 
 class ReadinessReason(ResponseBody):

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from cluster.records.wanted import Ended
-from serve.http.schemas.base import ListEntry, ResponseBody
+from agent_rft.cluster.records.wanted import Ended
+from agent_rft.serve.http.schemas.base import ListEntry, ResponseBody
 
 
 class JobRollout(ListEntry):

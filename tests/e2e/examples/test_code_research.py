@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.records.run_folder import RunFolder
+from agent_rft.cluster.records.run_folder import RunFolder
 from examples.code_research.server import app
 from examples.common.way import listening
 from tests.e2e.command import processes_left, run

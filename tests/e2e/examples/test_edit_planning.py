@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.records.run_folder import RunFolder
+from agent_rft.cluster.records.run_folder import RunFolder
 from examples.common.way import listening
 from examples.edit_planning.machines import Machines
 from examples.edit_planning.repositories import Repositories

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.records.run_folder import RunFolder
+from agent_rft.cluster.records.run_folder import RunFolder
 from examples.common.way import listening
 from examples.orders.server import app
 from tests.e2e.command import processes_left, run

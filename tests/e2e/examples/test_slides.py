@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.records.run_folder import RunFolder
+from agent_rft.cluster.records.run_folder import RunFolder
 from examples.common.way import listening
 from examples.slides.render import Chromium
 from examples.slides.server import make_app

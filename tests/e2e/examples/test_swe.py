@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fastapi import Request, Response
 
-from cluster.records.run_folder import RunFolder
+from agent_rft.cluster.records.run_folder import RunFolder
 from examples.common.way import listening
 from examples.swe import make_data
 from examples.swe.server import make_app

@@ -14,14 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from actors.learner.asleep import Asleep
-from actors.learner.rank import LearnerConfig, LearnerRank
-from actors.weights.host_buffer import HostBuffer
+from agent_rft.actors.learner.asleep import Asleep
+from agent_rft.actors.learner.rank import LearnerConfig, LearnerRank
+from agent_rft.actors.weights.host_buffer import HostBuffer
+from agent_rft.spec.job import AlgorithmSpec
+from agent_rft.trainer.loop.checkpoint import TRAINING_STATE
+from agent_rft.trainer.model.batch import pack
+from agent_rft.types import StepReport, TrainSequence
 from tests.support.tiny_model import write_tiny_model
-from trainer.loop.checkpoint import TRAINING_STATE
-from trainer.model.batch import pack
-from trainer.spec.job import AlgorithmSpec
-from trainer.types import StepReport, TrainSequence
 
 CANARY = np.arange(3, 40, dtype=np.int32)
 

@@ -14,10 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
-from actors.runtime.timing import Timing
-from actors.tools.dispatcher import Dispatcher
-from actors.tools.session_journal import SessionJournal
-from actors.tools.sessions import SessionBook
+from agent_rft.actors.runtime.timing import Timing
+from agent_rft.actors.tools.dispatcher import Dispatcher
+from agent_rft.actors.tools.session_journal import SessionJournal
+from agent_rft.actors.tools.sessions import SessionBook
+from agent_rft.errors import ToolFailed
+from agent_rft.spec.endpoints import SessionSpec, ToolSpec
+from agent_rft.types import ToolCall
 from examples.common.way import listening
 from examples.edit_planning.history import write_missing
 from examples.edit_planning.machines import Machines
@@ -25,9 +28,6 @@ from examples.edit_planning.repositories import Repositories
 from examples.edit_planning.server import make_app
 from tests.support.fakes_http import LOCAL, until
 from tests.support.paths import ROOT
-from trainer.errors import ToolFailed
-from trainer.spec.endpoints import SessionSpec, ToolSpec
-from trainer.types import ToolCall
 
 NUM_SESSIONS = 500
 MAX_OPEN = 16
@@ -35,9 +35,9 @@ ROWS = [json.loads(line) for line in (ROOT / "examples/edit_planning/data/few.js
 JOB = """
 import asyncio, json, sys
 from pathlib import Path
-from actors.tools.sessions import SessionBook
-from trainer.spec.endpoints import SessionSpec
-from trainer.spec.operator.config import Operator
+from agent_rft.actors.tools.sessions import SessionBook
+from agent_rft.spec.endpoints import SessionSpec
+from agent_rft.spec.operator.config import Operator
 
 async def main(spec, journal, item):
     book = SessionBook(SessionSpec.model_validate(spec), journal, Operator(allowed_networks=["127.0.0.0/8"]))

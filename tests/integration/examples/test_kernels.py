@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from actors.graders.kinds.python import PythonGrade
+from agent_rft.actors.graders.kinds.python import PythonGrade
+from agent_rft.spec.graders import PythonGrader
+from agent_rft.spec.job_file import load_job
+from agent_rft.spec.operator.config import Operator
 from examples.kernels import gpu, make_data
 from examples.kernels.cheats import CHEATS, OF
 from tests.support.paths import ROOT
-from trainer.spec.graders import PythonGrader
-from trainer.spec.job_file import load_job
-from trainer.spec.operator.config import Operator
 
 VARIABLES = {"KERNELS_MODEL": "model", "KERNELS_URL": "http://127.0.0.1:8012", "KERNELS_SEED": "3"}
 ITEM = make_data.row(OF, OF.reference)

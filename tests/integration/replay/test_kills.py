@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import pytest
 
-from cluster.records.run_folder import RunFolder
+from agent_rft.cluster.records.run_folder import RunFolder
 from tests.support.recorded_run import Phase, live
 from tests.support.tiny_model import write_tiny_model
 

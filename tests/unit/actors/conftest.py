@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from actors.endpoints.client import EndpointClient
-from actors.runtime.timing import Timing
+from agent_rft.actors.endpoints.client import EndpointClient
+from agent_rft.actors.runtime.timing import Timing
+from agent_rft.errors import ToolFailed
+from agent_rft.spec.endpoints import Endpoint
 from tests.support.fakes_http import LOCAL, FakeTime
-from trainer.errors import ToolFailed
-from trainer.spec.endpoints import Endpoint
 
 Connect = Callable[..., EndpointClient]
 

@@ -10,6 +10,11 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from agent_rft.cluster.planning.memory import GIB, rank_memory
+from agent_rft.cluster.planning.model import ModelShape
+from agent_rft.cluster.planning.placement import Placement
+from agent_rft.spec.job import AlgorithmSpec
+from agent_rft.spec.lora import LoraSpec
 from benchmarks.gpu import worker
 from benchmarks.gpu.__main__ import BENCHMARK
 from benchmarks.gpu.figures import Figure, NotMeasured, Results, table
@@ -17,11 +22,6 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.shapes import BYTES_PER_PARAMETER, QWEN3, TINY, OneRank, tensors_gib
 from benchmarks.gpu.step import Algorithm, micro_batch
 from benchmarks.gpu.supervisor import STOPPED
-from cluster.planning.memory import GIB, rank_memory
-from cluster.planning.model import ModelShape
-from cluster.planning.placement import Placement
-from trainer.spec.job import AlgorithmSpec
-from trainer.spec.lora import LoraSpec
 
 PLACEMENT = Placement(
     engines=1,

@@ -15,6 +15,8 @@ import numpy as np
 import psutil
 import pytest
 
+from agent_rft.spec.job import AlgorithmSpec
+from agent_rft.spec.job_file import load_job
 from benchmarks import async_gain, rollout_goodput, weight_sync
 from benchmarks.common import NotPossible
 from benchmarks.gpu_cluster import agreement, job, models, one_gpu
@@ -25,8 +27,6 @@ from benchmarks.gpu_cluster.results import Results, page
 from benchmarks.weight_sync import Seating, seating
 from benchmarks.worker import real_job
 from tests.support.paths import BASE
-from trainer.spec.job import AlgorithmSpec
-from trainer.spec.job_file import load_job
 
 MODULES = {
     module.__name__: module.arguments for module in (agreement, async_gain, job, one_gpu, rollout_goodput, weight_sync)

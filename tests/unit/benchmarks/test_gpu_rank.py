@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from agent_rft.spec.lora import LoraSpec
 from benchmarks.gpu.figures import Figure, Results
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.supervisor import FINISHED, RESTART, STOPPED
@@ -19,7 +20,6 @@ from benchmarks.gpu_rank.download import pins
 from benchmarks.gpu_rank.packages import WHEELS, MissingPackages, check_installed, missing_modules, unpack
 from benchmarks.gpu_rank.trial_rank import Layout, digest_of
 from benchmarks.gpu_rank.worker import PARTS
-from trainer.spec.lora import LoraSpec
 
 PYTHON = f"cp3{sys.version_info.minor}"
 

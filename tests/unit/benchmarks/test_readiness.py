@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.metrics.intervals import Interval
+from agent_rft.spec.job_file import load_job
+from agent_rft.types import Grade, Group
 from benchmarks.readiness import GRADERS, TASKS, Result, Variation, gain_of, graders, write_job
-from cluster.records.run_folder import RunFolder
 from tests.support.builders import group, group_request, task
-from trainer.metrics.intervals import Interval
-from trainer.spec.job_file import load_job
-from trainer.types import Grade, Group
 
 
 @pytest.mark.parametrize("variation", TASKS, ids=lambda variation: variation.name)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import typer
 
+from agent_rft.cli.main import app
+from agent_rft.events import KINDS
+from agent_rft.metrics import EVALUATION, METRICS
+from agent_rft.problems import PROBLEM_CODES
 from docs.generator import api, commands, events, metrics, problems
-from serve.cli.main import app
-from trainer.events import KINDS
-from trainer.metrics import EVALUATION, METRICS
-from trainer.problem_codes import PROBLEM_CODES
 
 
 def test_every_metric_is_in_one_row_and_under_one_heading() -> None:

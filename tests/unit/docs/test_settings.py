@@ -7,9 +7,9 @@ import re
 
 import pytest
 
+from agent_rft.cli.reference.schemas import MODELS, schema_of
+from agent_rft.cli.reference.settings import all_settings
 from docs.generator.settings import pages
-from serve.reference.schemas import MODELS, schema_of
-from serve.reference.settings import all_settings
 
 PAGES = pages()
 

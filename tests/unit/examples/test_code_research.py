@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from actors.graders.sample import sample_of
-from actors.grading.factory import make_grader
-from actors.tools.dispatcher import Dispatcher
-from cluster.preflight.dry_run import dry_run_problems
+from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.grading.factory import make_grader
+from agent_rft.actors.tools.dispatcher import Dispatcher
+from agent_rft.cluster.preflight.dry_run import dry_run_problems
+from agent_rft.spec.job import Reinforcement
+from agent_rft.spec.job_file import load_job
+from agent_rft.types import ToolCall
 from examples.code_research import make_data
 from examples.code_research.library import MAX_LINES, NOT_FOUND, TOOLS, Library
 from examples.code_research.questions import grade, missing, most, parts_of
@@ -25,9 +28,6 @@ from tests.support.builders import tasks_of
 from tests.support.example_servers import judged_by, serving, verdict
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says
 from tests.support.paths import ROOT
-from trainer.spec.job import Reinforcement
-from trainer.spec.job_file import load_job
-from trainer.types import ToolCall
 
 EXAMPLE = ROOT / "examples" / "code_research"
 VARIABLES = {"RESEARCH_MODEL": "model", "RESEARCH_WARM_START": "data/train.jsonl"}

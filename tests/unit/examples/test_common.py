@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.views.traces import Trace, trace_json
+from agent_rft.cluster.views.traces import Trace, trace_json
 from examples.common.learn import main
 from examples.common.results import gain, paired_gain, results, rows_part, table
 from examples.common.way import stage

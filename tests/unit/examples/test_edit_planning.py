@@ -19,6 +19,7 @@ import pytest
 from fastapi.testclient import TestClient
 from openai.types.chat import ChatCompletionMessage
 
+from agent_rft.spec.job_file import load_job
 from examples.common.sessions import Full, Gone
 from examples.edit_planning import commands, make_data, plans
 from examples.edit_planning.agent import main, plan
@@ -29,7 +30,6 @@ from examples.edit_planning.make_data import link, rows_of
 from examples.edit_planning.repositories import GIT_ENVIRONMENT, Repositories, Unknown, check_out, git
 from examples.edit_planning.server import make_app
 from tests.support.paths import ROOT
-from trainer.spec.job_file import load_job
 
 EXAMPLE = ROOT / "examples" / "edit_planning"
 VARIABLES = {

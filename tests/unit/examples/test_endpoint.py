@@ -9,15 +9,15 @@ from collections.abc import AsyncIterator
 import pytest
 import uvicorn
 
-from actors.tools.dispatcher import Dispatcher
-from cluster.preflight.dry_run import dry_run_problems
+from agent_rft.actors.tools.dispatcher import Dispatcher
+from agent_rft.cluster.preflight.dry_run import dry_run_problems
+from agent_rft.spec.job import Reinforcement
+from agent_rft.spec.job_file import load_job
+from agent_rft.types import ToolCall
 from examples.endpoint.server import app
 from tests.support.builders import tasks_of
 from tests.support.fakes_http import LOCAL, until
 from tests.support.paths import ROOT
-from trainer.spec.job import Reinforcement
-from trainer.spec.job_file import load_job
-from trainer.types import ToolCall
 
 JOB = ROOT / "examples" / "endpoint" / "job.yaml"
 

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from actors.grading.guarded import Guarded
+from agent_rft.actors.grading.guarded import Guarded
+from agent_rft.spec.job_file import load_job
+from agent_rft.trainer.loop.alarms import Alarms
+from agent_rft.types import Grade
 from examples.filings import make_data
 from examples.filings.cheats import CHEATS
 from examples.filings.rubrics import RUBRICS, false_citations
@@ -19,9 +22,6 @@ from examples.filings.server import app
 from examples.filings.world import NOT_FOUND, YEAR, Archive, summary
 from tests.support.builders import group_request, rollout
 from tests.support.paths import ROOT
-from trainer.loop.alarms import Alarms
-from trainer.spec.job_file import load_job
-from trainer.types import Grade
 
 EXAMPLE = ROOT / "examples" / "filings"
 VARIABLES = {

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.planning.memory import GIB
-from cluster.planning.model import ModelShape
-from cluster.planning.model_folder import context_of
-from cluster.planning.nodes import Node
+from agent_rft.cluster.planning.memory import GIB
+from agent_rft.cluster.planning.model import ModelShape
+from agent_rft.cluster.planning.model_folder import context_of
+from agent_rft.cluster.planning.nodes import Node
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.job_file import load_job
 from tests.support.paths import ROOT
 from tests.support.plans import plan_placement
-from trainer.spec.job import JobSpec
-from trainer.spec.job_file import load_job
 
 EXAMPLES = ROOT / "examples"
 DRAFT = "Draft: this job has not run on a GPU yet."

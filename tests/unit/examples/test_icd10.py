@@ -14,6 +14,8 @@ import pytest
 from fastapi.testclient import TestClient
 from transformers import AutoTokenizer
 
+from agent_rft.chat.renderer import Renderer
+from agent_rft.spec.job_file import load_job
 from examples.icd10 import make_data
 from examples.icd10.codes import EXTRACT, NOT_FOUND, NUM_HITS, WHOLE, Code, CodeList, all_codes
 from examples.icd10.convert import extract
@@ -21,8 +23,6 @@ from examples.icd10.graders import f1, held_out
 from examples.icd10.server import app, make_app, whole
 from examples.icd10.visits import CHAPTERS, SIDES, findings, split_of
 from tests.support.paths import ROOT
-from trainer.chat.renderer import Renderer
-from trainer.spec.job_file import load_job
 
 EXAMPLE = ROOT / "examples" / "icd10"
 VARIABLES = {"ICD10_MODEL": "model", "ICD10_URL": "http://127.0.0.1:8014", "ICD10_SEED": "3"}

@@ -17,7 +17,9 @@ import torch
 from fastapi.testclient import TestClient
 from torch.nn import functional
 
-from actors.graders.kinds.code_check import CodeCheck
+from agent_rft.actors.graders.kinds.code_check import CodeCheck
+from agent_rft.spec.graders import CodeCheckGrader
+from agent_rft.spec.job_file import load_job
 from examples.kernels import make_data
 from examples.kernels.cheats import CHEATS, OF
 from examples.kernels.gpu import Wrong, checked, measured
@@ -27,8 +29,6 @@ from examples.kernels.interpreter import MAX_WORK, Refused, read, run
 from examples.kernels.operations import FAMILIES, Operation, Split, operations
 from examples.kernels.server import app
 from tests.support.paths import ROOT
-from trainer.spec.graders import CodeCheckGrader
-from trainer.spec.job_file import load_job
 
 EXAMPLE = ROOT / "examples" / "kernels"
 VARIABLES = {

@@ -13,6 +13,9 @@ import pytest
 from fastapi.testclient import TestClient
 from transformers import AutoTokenizer
 
+from agent_rft.chat.conversation import samples_of
+from agent_rft.chat.renderer import Renderer
+from agent_rft.spec.job_file import load_job
 from examples.common.agent import converse, shown
 from examples.orders import make_data
 from examples.orders.questions import draw_question, grade
@@ -20,9 +23,6 @@ from examples.orders.server import app
 from examples.orders.shop import NOT_FOUND, TOOLS, Shop, Split
 from tests.support.paths import ROOT
 from tests.support.tiny_model import write_tiny_model
-from trainer.chat.conversation import samples_of
-from trainer.chat.renderer import Renderer
-from trainer.spec.job_file import load_job
 
 EXAMPLE = ROOT / "examples" / "orders"
 VARIABLES = {"ORDERS_MODEL": "model", "ORDERS_URL": "http://127.0.0.1:8010", "ORDERS_SEED": "3"}

@@ -14,11 +14,15 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from actors.graders.sample import sample_of
-from actors.grading.factory import make_grader
-from actors.tools.dispatcher import Dispatcher
-from cluster.preflight.dry_run import dry_run_problems
-from cluster.views.traces import Trace, trace_json
+from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.grading.factory import make_grader
+from agent_rft.actors.tools.dispatcher import Dispatcher
+from agent_rft.cluster.preflight.dry_run import dry_run_problems
+from agent_rft.cluster.views.traces import Trace, trace_json
+from agent_rft.spec.job import Reinforcement
+from agent_rft.spec.job_file import load_job
+from agent_rft.spec.plan import resolve
+from agent_rft.types import Grade, ToolCall, Turn
 from examples.slides import make_data, pictures
 from examples.slides.cheats import COMPANY, NUM_SLIDES, POINTS, TOPICS, decks, recorded
 from examples.slides.measures import HEIGHT, WIDTH, Deck, Drawn, drawn_of
@@ -30,10 +34,6 @@ from tests.support.builders import group_request, rollout, tasks_of
 from tests.support.example_servers import judged_by, serving, verdict
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says, until
 from tests.support.paths import ROOT
-from trainer.spec.job import Reinforcement
-from trainer.spec.job_file import load_job
-from trainer.spec.plan import resolve
-from trainer.types import Grade, ToolCall, Turn
 
 EXAMPLE = ROOT / "examples" / "slides"
 REPORTS = reports()

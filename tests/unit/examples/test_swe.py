@@ -16,11 +16,15 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from actors.graders.sample import sample_of
-from actors.grading.factory import make_grader
-from actors.tools.dispatcher import Dispatcher
-from agent_rft_server import NoSandbox, UntrustedRun, run_untrusted
-from cluster.preflight.dry_run import dry_run_problems
+from agent_rft import NoSandbox, UntrustedRun, run_untrusted
+from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.grading.factory import make_grader
+from agent_rft.actors.tools.dispatcher import Dispatcher
+from agent_rft.cluster.preflight.dry_run import dry_run_problems
+from agent_rft.spec.job import Reinforcement
+from agent_rft.spec.job_file import load_job
+from agent_rft.spec.operator.config import ModelEndpoint
+from agent_rft.types import ToolCall
 from examples.common.sessions import IDLE_S
 from examples.common.way import listening
 from examples.swe import grading, make_data, runs, server
@@ -33,10 +37,6 @@ from examples.swe.workspace import TOOLS, Workspace
 from tests.support.builders import tasks_of
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says
 from tests.support.paths import ROOT
-from trainer.spec.job import Reinforcement
-from trainer.spec.job_file import load_job
-from trainer.spec.operator.config import ModelEndpoint
-from trainer.types import ToolCall
 
 EXAMPLE = ROOT / "examples" / "swe"
 VARIABLES = {"SWE_MODEL": "model", "SWE_WARM_START": "data/train.jsonl"}

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from actors.tools.session_journal import SessionJournal
+from agent_rft.actors.tools.session_journal import SessionJournal
+from agent_rft.errors import ToolFailed
 from tests.support.fakes_http import FakeEndpoint, Received
 from tests.unit.actors.tools.test_sessions import ITEM, Book, Machines, book  # noqa: F401
-from trainer.errors import ToolFailed
 
 
 @pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.nightly)])

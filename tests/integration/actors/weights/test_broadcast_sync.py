@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from actors.runtime.ports import free_port
-from actors.weights.broadcast import SENDER, Broadcast
-from actors.weights.broadcast_sync import BroadcastSync
-from actors.weights.checksum import MASK, checksum
-from actors.weights.layout import Layout, Loaded
-from actors.weights.sync import Published
+from agent_rft.actors.runtime.ports import free_port
+from agent_rft.actors.weights.broadcast import SENDER, Broadcast
+from agent_rft.actors.weights.broadcast_sync import BroadcastSync
+from agent_rft.actors.weights.checksum import MASK, checksum
+from agent_rft.actors.weights.layout import Layout, Loaded
+from agent_rft.actors.weights.sync import Published
+from agent_rft.errors import EngineFailed, RftError
 from tests.support.fakes_http import MovableLoop, in_movable_time, until
-from trainer.errors import EngineFailed, RftError
 
 LAYOUTS: list[Layout] = [[("a", "float32", (2, 3)), ("b", "float32", (1,))], [("c", "float32", (5,))]]
 CPU = torch.device("cpu")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.planning.model_folder import ModelFolder
-from cluster.preflight.prepare import prepare
+from agent_rft.cluster.planning.model_folder import ModelFolder
+from agent_rft.cluster.preflight.prepare import prepare
+from agent_rft.errors import InvalidJob
+from agent_rft.spec.job_file import load_job
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
 from tests.unit.cluster.preflight.test_prepare import BASE, EXACT, NODE, PLENTY, row
-from trainer.errors import InvalidJob
-from trainer.spec.job_file import load_job
-from trainer.spec.operator.config import NOTHING_ALLOWED
 
 
 def write_job(folder: Path, tool_parser: str) -> Path:

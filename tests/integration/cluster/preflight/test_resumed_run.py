@@ -16,22 +16,22 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.planning.model_folder import ModelFolder
-from cluster.planning.nodes import Node
-from cluster.preflight.contents import digest_of
-from cluster.preflight.prepare import Prepared, prepare
-from cluster.preflight.resumed import Began
-from cluster.preflight.space import Free
-from cluster.records.run_folder import FORMAT, RunFolder
-from cluster.run.driver import claim_run, train
+from agent_rft.cluster.planning.model_folder import ModelFolder
+from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.preflight.contents import digest_of
+from agent_rft.cluster.preflight.prepare import Prepared, prepare
+from agent_rft.cluster.preflight.resumed import Began
+from agent_rft.cluster.preflight.space import Free
+from agent_rft.cluster.records.run_folder import FORMAT, RunFolder
+from agent_rft.cluster.run.driver import claim_run, train
+from agent_rft.errors import InvalidJob, MadeBefore, Problem, UserError
+from agent_rft.spec.job_file import load_job
+from agent_rft.spec.operator.config import JobLimits, Operator
+from agent_rft.trainer.loop.checkpoint import FORMAT as CHECKPOINT_FORMAT
+from agent_rft.trainer.loop.checkpoint import STATE, Checkpoints, LoopState
 from tests.support import builders
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says
 from tests.support.paths import BASE
-from trainer.errors import InvalidJob, MadeBefore, Problem, UserError
-from trainer.loop.checkpoint import FORMAT as CHECKPOINT_FORMAT
-from trainer.loop.checkpoint import STATE, Checkpoints, LoopState
-from trainer.spec.job_file import load_job
-from trainer.spec.operator.config import JobLimits, Operator
 
 NODE = Node("a", cores=2.0)
 PYTHON = {"type": "python", "source": "def grade(sample, item): return 1"}

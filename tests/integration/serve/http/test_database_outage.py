@@ -10,12 +10,12 @@ from unittest import TestCase
 import pytest
 from prometheus_client import generate_latest
 
-from actors.runtime.recorder import Recorder
-from cluster.stores.blobs import FolderBlobs
-from cluster.stores.file_store import FileStore
-from cluster.stores.job_store import JobStore
-from cluster.stores.migrate import open_database
-from serve.routes.files import make_router
+from agent_rft.actors.runtime.recorder import Recorder
+from agent_rft.cluster.records.blobs import FolderBlobs
+from agent_rft.serve.routes.files import make_router
+from agent_rft.serve.stores.file_store import FileStore
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.serve.stores.migrate import open_database
 from tests.support.api import client_of
 from tests.support.postgres import PostgresServer, postgres_server
 

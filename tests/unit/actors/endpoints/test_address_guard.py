@@ -11,12 +11,12 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
-from actors.endpoints.address_guard import ForbiddenAddress, Guard
-from actors.endpoints.client import EndpointClient
+from agent_rft.actors.endpoints.address_guard import ForbiddenAddress, Guard
+from agent_rft.actors.endpoints.client import EndpointClient
+from agent_rft.errors import EndpointRefused, ToolFailed, UserError
+from agent_rft.spec.endpoints import Endpoint
+from agent_rft.spec.operator.allowed import parse_allowed
 from tests.support.fakes_http import FakeEndpoint, FakeTime, Names, Received, says
-from trainer.errors import EndpointRefused, ToolFailed, UserError
-from trainer.spec.endpoints import Endpoint
-from trainer.spec.operator.allowed import parse_allowed
 
 FORBIDDEN = {
     "127.0.0.1": "loopback",

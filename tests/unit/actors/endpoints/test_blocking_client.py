@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from actors.endpoints.blocking_client import Setting, Unreachable, client_at, in_our_words
+from agent_rft.actors.endpoints.blocking_client import Setting, Unreachable, client_at, in_our_words
+from agent_rft.errors import UserError
 from tests.support.fakes_http import unused_port
 from tests.support.openai_api import KEY, FakeOpenAI
-from trainer.errors import UserError
 
 TIMEOUT = httpx.Timeout(5.0)
 SECRET = "Illegal header value b'Bearer sk-secret'"

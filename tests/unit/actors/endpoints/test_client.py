@@ -9,11 +9,13 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from actors.endpoints.answer import retry_after_s
-from actors.endpoints.client import EndpointClient
-from actors.endpoints.transport import MAX_BODY_BYTES
-from actors.endpoints.url import endpoint_mistake, safe_url
-from actors.runtime.timing import Timing
+from agent_rft.actors.endpoints.answer import retry_after_s
+from agent_rft.actors.endpoints.client import EndpointClient
+from agent_rft.actors.endpoints.transport import MAX_BODY_BYTES
+from agent_rft.actors.endpoints.url import endpoint_mistake, safe_url
+from agent_rft.actors.runtime.timing import Timing
+from agent_rft.errors import EndpointRefused, ToolFailed, UserError
+from agent_rft.spec.endpoints import Endpoint
 from tests.support.fakes_http import (
     LOCAL,
     FakeEndpoint,
@@ -26,8 +28,6 @@ from tests.support.fakes_http import (
     unused_port,
 )
 from tests.unit.actors.conftest import Connect
-from trainer.errors import EndpointRefused, ToolFailed, UserError
-from trainer.spec.endpoints import Endpoint
 
 SECRET = "sk-very-secret-4711"
 

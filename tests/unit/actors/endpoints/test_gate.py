@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.endpoints.breaker import FIRST_WAIT_S, LONGEST_WAIT_S, MAX_FAILURES, NO_CONNECTION, Breaker
-from actors.endpoints.gate import LONGEST_HOLD_S, MAX_ON_WIRE, Gate, Permit, RequestEnd, Sockets
-from actors.endpoints.limits import AdaptiveLimit, RateLimit
-from actors.runtime.timing import REAL_TIMING, Timing
+from agent_rft.actors.endpoints.breaker import FIRST_WAIT_S, LONGEST_WAIT_S, MAX_FAILURES, NO_CONNECTION, Breaker
+from agent_rft.actors.endpoints.gate import LONGEST_HOLD_S, MAX_ON_WIRE, Gate, Permit, RequestEnd, Sockets
+from agent_rft.actors.endpoints.limits import AdaptiveLimit, RateLimit
+from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
 from tests.support.fakes_http import FakeTime
 
 

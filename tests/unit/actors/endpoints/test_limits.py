@@ -11,7 +11,7 @@ from itertools import chain, count
 import numpy as np
 import pytest
 
-from actors.endpoints.limits import START, AdaptiveLimit, RateLimit
+from agent_rft.actors.endpoints.limits import START, AdaptiveLimit, RateLimit
 
 Server = Callable[[float, int], tuple[float, bool]]
 """(time, requests in flight including this one) -> latency in seconds, whether the request is pushed back."""

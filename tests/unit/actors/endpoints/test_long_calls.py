@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from actors.endpoints.client import EndpointClient
-from actors.runtime.keep_alive import KEEP_ALIVE
-from actors.runtime.timing import Timing
+from agent_rft.actors.endpoints.client import EndpointClient
+from agent_rft.actors.runtime.keep_alive import KEEP_ALIVE
+from agent_rft.actors.runtime.timing import Timing
+from agent_rft.errors import ToolFailed
+from agent_rft.spec.endpoints import Endpoint
 from tests.support.fakes_http import LOCAL, FakeEndpoint, MovableLoop, Received, hangs, in_movable_time, until
-from trainer.errors import ToolFailed
-from trainer.spec.endpoints import Endpoint
 
 HOUR_S = 3600.0
 

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, MutableMapping
 
 import pytest
 
-from actors.endpoints.client import EndpointClient
-from actors.endpoints.model_client import CHAT, ModelClient
-from actors.endpoints.proxies import proxy_for
-from actors.grading.factory import grader_problems
+from agent_rft.actors.endpoints.client import EndpointClient
+from agent_rft.actors.endpoints.model_client import CHAT, ModelClient
+from agent_rft.actors.endpoints.proxies import proxy_for
+from agent_rft.actors.grading.factory import grader_problems
+from agent_rft.errors import GraderFailed, ToolFailed, UserError
+from agent_rft.spec.endpoints import Endpoint
+from agent_rft.spec.operator.config import ModelEndpoint, Operator
 from tests.support.builders import grader_spec
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, Names, says
-from trainer.errors import GraderFailed, ToolFailed, UserError
-from trainer.spec.endpoints import Endpoint
-from trainer.spec.operator.config import ModelEndpoint, Operator
 
 PROXY, OTHER = "http://proxy:3128", "http://other:3128"
 

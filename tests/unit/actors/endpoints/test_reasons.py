@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from actors.endpoints.access import MIN_ANSWERS, WINDOW
-from actors.endpoints.call_errors import EXCERPT_CHARS
-from actors.endpoints.client import EndpointClient
+from agent_rft.actors.endpoints.access import MIN_ANSWERS, WINDOW
+from agent_rft.actors.endpoints.call_errors import EXCERPT_CHARS
+from agent_rft.actors.endpoints.client import EndpointClient
+from agent_rft.errors import Discard, EndpointRefused, ToolFailed
+from agent_rft.spec.endpoints import Endpoint
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, one_by_one, says
 from tests.unit.actors.conftest import Connect
-from trainer.errors import Discard, EndpointRefused, ToolFailed
-from trainer.spec.endpoints import Endpoint
 
 SECRET = "sk-very-secret-4711"
 

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from actors.endpoints.client import EndpointClient
-from actors.endpoints.signing import Signer
-from actors.grading.pool import GraderPool
-from actors.tools.dispatcher import Dispatcher
-from actors.tools.sessions import SessionBook
-from cluster.preflight.form_check import endpoint_problems
-from cluster.records.redact import REDACTED
+from agent_rft.actors.endpoints.client import EndpointClient
+from agent_rft.actors.endpoints.signing import Signer
+from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.actors.tools.dispatcher import Dispatcher
+from agent_rft.actors.tools.sessions import SessionBook
+from agent_rft.cluster.preflight.form_check import endpoint_problems
+from agent_rft.cluster.records.redact import REDACTED
+from agent_rft.errors import ToolFailed, UserError
+from agent_rft.spec.endpoints import Endpoint, SessionSpec, ToolSpec
+from agent_rft.spec.job import Reinforcement
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.types import ToolCall
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, one_by_one, says
 from tests.support.paths import ROOT
-from trainer.errors import ToolFailed, UserError
-from trainer.spec.endpoints import Endpoint, SessionSpec, ToolSpec
-from trainer.spec.job import Reinforcement
-from trainer.spec.operator.config import NOTHING_ALLOWED
-from trainer.types import ToolCall
 
 OLD, NEW = (f"whsec_{base64.b64encode(bytes([number] * 32)).decode()}" for number in (1, 2))
 Check = Callable[[Mapping[str, str], bytes], bool]

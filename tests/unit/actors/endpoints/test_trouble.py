@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from actors.runtime.timing import Timing
+from agent_rft.actors.runtime.timing import Timing
+from agent_rft.errors import EndpointRefused, ToolFailed
 from tests.support.fakes_http import FakeEndpoint, FakeTime, Received, one_by_one, until, unused_port
 from tests.unit.actors.conftest import Connect
-from trainer.errors import EndpointRefused, ToolFailed
 
 
 async def test_one_call_s_retry_after_delays_the_others_too(connect: Connect) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.engine.adapters import Adapters
+from agent_rft.actors.engine.adapters import Adapters
 
 FOLDER = Path("adapter")
 

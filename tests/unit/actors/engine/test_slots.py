@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from actors.engine.slots import Slots
+from agent_rft.actors.engine.slots import Slots
 
 
 def test_the_first_waiting_request_takes_over_a_free_slot() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.engine.failures import last_error
-from actors.engine.vllm_engine import CPU_EXECUTOR, Engine, EngineConfig, executor_of
-from trainer.errors import EngineFailed
+from agent_rft.actors.engine.failures import last_error
+from agent_rft.actors.engine.vllm_engine import CPU_EXECUTOR, Engine, EngineConfig, executor_of
+from agent_rft.errors import EngineFailed
 
 CONFIG = EngineConfig("model", "float32", context_length=64, max_num_seqs=4, seed=0)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from actors.graders.templates import render, template_problems
-from trainer.errors import GraderFailed
+from agent_rft.actors.graders.templates import render, template_problems
+from agent_rft.errors import GraderFailed
 
 ITEM: dict[str, Any] = {
     "answer": "Paris",

@@ -12,14 +12,18 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from actors.endpoints.transport import MAX_BODY_BYTES
-from actors.graders.base import REASON_CHARS, finite_number, wire_errors
-from actors.graders.kinds.endpoint import MAX_PARTS
-from actors.graders.kinds.expression import expression_problems, parse
-from actors.graders.sample import sample_of
-from actors.grading.factory import grader_problems, make_grader
-from actors.grading.pool import GraderPool
-from actors.runtime.timing import Timing
+from agent_rft.actors.endpoints.transport import MAX_BODY_BYTES
+from agent_rft.actors.graders.base import REASON_CHARS, finite_number, wire_errors
+from agent_rft.actors.graders.kinds.endpoint import MAX_PARTS
+from agent_rft.actors.graders.kinds.expression import expression_problems, parse
+from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.grading.factory import grader_problems, make_grader
+from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.actors.runtime.timing import Timing
+from agent_rft.errors import EndpointRefused, GraderFailed, InvalidJob
+from agent_rft.spec.graders import GraderSpec
+from agent_rft.spec.job import Reinforcement
+from agent_rft.types import Grade, ToolCall, ToolResult, Turn
 from tests.support.builders import grader_spec
 from tests.support.fakes_http import (
     LOCAL,
@@ -32,10 +36,6 @@ from tests.support.fakes_http import (
     until,
     unused_port,
 )
-from trainer.errors import EndpointRefused, GraderFailed, InvalidJob
-from trainer.spec.graders import GraderSpec
-from trainer.spec.job import Reinforcement
-from trainer.types import Grade, ToolCall, ToolResult, Turn
 
 SECRET = "sk-very-secret-4711"
 ITEM = {"reference": "Paris", "weight": 2}

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from actors.graders.sample import sample_of
-from actors.grading.factory import all_grader_problems
-from actors.grading.pool import GraderPool
+from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.grading.factory import all_grader_problems
+from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.errors import GraderFailed, InvalidJob
+from agent_rft.metrics import metric_of
+from agent_rft.spec.graders import GuardSpec
+from agent_rft.spec.job import Reinforcement
+from agent_rft.spec.operator.config import ModelEndpoint, Operator
+from agent_rft.trainer.loop.measure import rollout_metrics
+from agent_rft.types import Grade
 from tests.support.builders import grader_spec, group_request, rollout
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, says, until
-from trainer.errors import GraderFailed, InvalidJob
-from trainer.loop.measure import rollout_metrics
-from trainer.metrics import metric_of
-from trainer.spec.graders import GuardSpec
-from trainer.spec.job import Reinforcement
-from trainer.spec.operator.config import ModelEndpoint, Operator
-from trainer.types import Grade
 
 ITEM = {"reference": "Paris"}
 SAMPLE = sample_of("It is Paris, surely", (), "answer", wants_json=False)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from actors.grading.pool import GraderPool
-from actors.grading.python_nodes import PythonNodes
-from trainer.errors import GraderFailed
-from trainer.spec.graders import PythonGrader
-from trainer.spec.operator.config import Operator
+from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.actors.grading.python_nodes import PythonNodes
+from agent_rft.errors import GraderFailed
+from agent_rft.spec.graders import PythonGrader
+from agent_rft.spec.operator.config import Operator
 
 SPEC = PythonGrader(type="python", source="def grade(sample, item): return 0.5")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from actors.grading.slots import InSlot, OncePerSlot, TrialSlots
-from actors.runtime.fair_slots import NoSlot
-from trainer.types import Grade
+from agent_rft.actors.grading.slots import InSlot, OncePerSlot, TrialSlots
+from agent_rft.actors.runtime.fair_slots import NoSlot
+from agent_rft.types import Grade
 
 
 class Holder:

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from prometheus_client import generate_latest
 
-from actors.learner.group import LearnerGroup, _RankProcess
-from actors.learner.rank import LearnerConfig
-from actors.runtime.recorder import Recorder
+from agent_rft.actors.learner.group import LearnerGroup, _RankProcess
+from agent_rft.actors.learner.rank import LearnerConfig
+from agent_rft.actors.runtime.recorder import Recorder
+from agent_rft.errors import LearnerFailed
+from agent_rft.trainer.model.batch import WeightedSequence
+from agent_rft.types import StepReport
 from tests.support.fakes_http import until
-from trainer.errors import LearnerFailed
-from trainer.model.batch import WeightedSequence
-from trainer.types import StepReport
 
 
 class FakeRank:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from actors.learner.start_model import sharded
+from agent_rft.actors.learner.start_model import sharded
 from tests.support.architectures import ARCHITECTURES
 
 CPU = torch.device("cpu")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from actors.learner.rank import refuse_partitions
+from agent_rft.actors.learner.rank import refuse_partitions
+from agent_rft.errors import UserError
+from agent_rft.trainer.model.policy import Policy
 from tests.support.shapes import tiny_shape
-from trainer.errors import UserError
-from trainer.model.policy import Policy
 
 
 def test_zero_3_is_refused_for_layers_that_run_per_sequence() -> None:

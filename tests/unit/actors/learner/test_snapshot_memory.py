@@ -9,8 +9,8 @@ from types import TracebackType
 import pytest
 import torch
 
-from actors.learner.state import Snapshot, SnapshotMemory
-from actors.weights.host_buffer import HostBuffer
+from agent_rft.actors.learner.state import Snapshot, SnapshotMemory
+from agent_rft.actors.weights.host_buffer import HostBuffer
 
 WAIT_S = 20.0
 

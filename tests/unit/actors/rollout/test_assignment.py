@@ -7,8 +7,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from actors.rollout.assignment import MAX_EXTRA_ROLLOUTS, EngineLoad, GroupAffinity, GroupKey, group_of, least_loaded
-from actors.rollout.episode import RolloutRequest
+from agent_rft.actors.rollout.assignment import (
+    MAX_EXTRA_ROLLOUTS,
+    EngineLoad,
+    GroupAffinity,
+    GroupKey,
+    group_of,
+    least_loaded,
+)
+from agent_rft.actors.rollout.episode import RolloutRequest
 from tests.support.builders import task
 
 A, B = (0, "a"), (0, "b")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from actors.rollout.board import Board
+from agent_rft.actors.rollout.board import Board
+from agent_rft.types import ToolCall, ToolResult, Turn
 from tests.support.builders import group_request, rollout, task
-from trainer.types import ToolCall, ToolResult, Turn
 
 
 def test_an_open_group_counts_its_rollouts_until_it_is_closed() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from actors.rollout.canary import CANARY_TOKENS, Canary
+from agent_rft.actors.rollout.canary import CANARY_TOKENS, Canary
 from tests.support.builders import group_request, rollout
 from tests.support.fake_workers import FakeWorker
 

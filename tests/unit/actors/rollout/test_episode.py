@@ -13,21 +13,21 @@ import pytest
 from aiohttp import web
 from transformers import AutoTokenizer
 
-from actors.engine.chat.parsing import parser_of
-from actors.engine.grammar.structure import turn_structure
-from actors.engine.vllm_engine import Completion
-from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest, turn_seed
-from actors.tools.dispatcher import Dispatcher
+from agent_rft.actors.engine.chat.parsing import parser_of
+from agent_rft.actors.engine.grammar.structure import turn_structure
+from agent_rft.actors.engine.vllm_engine import Completion
+from agent_rft.actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest, turn_seed
+from agent_rft.actors.tools.dispatcher import Dispatcher
+from agent_rft.chat.dialect import UNKNOWN
+from agent_rft.chat.families.hermes import HERMES
+from agent_rft.chat.renderer import Renderer
+from agent_rft.errors import EndpointRefused, EngineFailed, GraderFailed, ToolFailed
+from agent_rft.spec.endpoints import ToolSpec
+from agent_rft.spec.job import RewardSpec, RolloutLimits
+from agent_rft.types import Discarded, Rollout, ToolCall, ToolResult
 from tests.support.episodes import REQUEST, TASK, TOOLS, ScriptedEpisode, call, graded, parse
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received
 from tests.support.paths import BASE
-from trainer.chat.dialect import UNKNOWN
-from trainer.chat.families.hermes import HERMES
-from trainer.chat.renderer import Renderer
-from trainer.errors import EndpointRefused, EngineFailed, GraderFailed, ToolFailed
-from trainer.spec.endpoints import ToolSpec
-from trainer.spec.job import RewardSpec, RolloutLimits
-from trainer.types import Discarded, Rollout, ToolCall, ToolResult
 
 
 @pytest.fixture(scope="module")

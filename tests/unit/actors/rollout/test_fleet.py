@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from actors.rollout.assignment import GroupAffinity
-from actors.rollout.fleet import Fleet
-from actors.weights.layout import Layout
-from actors.weights.sync import WeightSync
+from agent_rft.actors.rollout.assignment import GroupAffinity
+from agent_rft.actors.rollout.fleet import Fleet
+from agent_rft.actors.weights.layout import Layout
+from agent_rft.actors.weights.sync import WeightSync
+from agent_rft.errors import EngineFailed, GraderFailed, Halted
+from agent_rft.events import EngineReplaced, EngineUnstable, Event
+from agent_rft.spec.job import RolloutLimits
+from agent_rft.types import Group
 from tests.support.builders import group_request, task
 from tests.support.fake_workers import BUCKET, CHECKSUM, FakeWorker
 from tests.support.fakes_http import MovableLoop, in_movable_time, until
-from trainer.errors import EngineFailed, GraderFailed, Halted
-from trainer.events import EngineReplaced, EngineUnstable, Event
-from trainer.spec.job import RolloutLimits
-from trainer.types import Group
 
 SLOTS = 16
 

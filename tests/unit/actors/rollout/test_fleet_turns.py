@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.rollout.assignment import least_loaded
-from actors.rollout.fleet import Fleet
-from actors.runtime.turns import Turns
-from actors.weights.layout import Layout
-from actors.weights.sync import WeightSync
+from agent_rft.actors.rollout.assignment import least_loaded
+from agent_rft.actors.rollout.fleet import Fleet
+from agent_rft.actors.runtime.turns import Turns
+from agent_rft.actors.weights.layout import Layout
+from agent_rft.actors.weights.sync import WeightSync
+from agent_rft.events import EngineReplaced, Event
+from agent_rft.spec.job import RolloutLimits
 from tests.support.fake_workers import BUCKET, CHECKSUM, FakeWorker
 from tests.support.fakes_http import until
-from trainer.events import EngineReplaced, Event
-from trainer.spec.job import RolloutLimits
 
 
 class Job:

@@ -10,18 +10,18 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
-from actors.rollout.episode import RolloutRequest
-from actors.rollout.groups import Account, Groups
-from actors.rollout.holdback import MIN_OUTCOMES, Holdback
-from actors.runtime.timing import Timing
+from agent_rft.actors.rollout.episode import RolloutRequest
+from agent_rft.actors.rollout.groups import Account, Groups
+from agent_rft.actors.rollout.holdback import MIN_OUTCOMES, Holdback
+from agent_rft.actors.runtime.timing import Timing
+from agent_rft.errors import EndpointRefused
+from agent_rft.events import EndpointDown, EndpointUp, Event
+from agent_rft.spec.job import RolloutLimits
+from agent_rft.trainer.algorithm.advantage import advantages
+from agent_rft.trainer.loop.measure import slow_rows_ratio
+from agent_rft.types import Discarded, Rollout
 from tests.support.builders import group, group_request, rollout
 from tests.support.fakes_http import until
-from trainer.algorithm.advantage import advantages
-from trainer.errors import EndpointRefused
-from trainer.events import EndpointDown, EndpointUp, Event
-from trainer.loop.measure import slow_rows_ratio
-from trainer.spec.job import RolloutLimits
-from trainer.types import Discarded, Rollout
 
 Run = Callable[[RolloutRequest], Awaitable[Rollout | Discarded]]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from actors.rollout.replacement_budget import ReplacementBudget
-from trainer.errors import Halted
-from trainer.events import EngineUnstable, Event
+from agent_rft.actors.rollout.replacement_budget import ReplacementBudget
+from agent_rft.errors import Halted
+from agent_rft.events import EngineUnstable, Event
 
 BOTH = ["engine-0", "engine-1"]
 

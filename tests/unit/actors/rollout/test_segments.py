@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from agent_rft.chat.renderer import Renderer
+from agent_rft.types import Discarded, Rollout
 from tests.support.episodes import REQUEST, TASK, ScriptedEpisode, call, graded
 from tests.support.paths import BASE
-from trainer.chat.renderer import Renderer
-from trainer.types import Discarded, Rollout
 
 CALLS = """{%- for c in m.tool_calls or [] %}{{ '<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' }}\
 {{ (c.function.arguments if c.function.arguments is string else c.function.arguments | tojson) + '}\n</tool_call>' }}\

@@ -11,16 +11,16 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from transformers import AutoTokenizer
 
-from actors.runtime.tracing import NO_TRACES, Tracer, traceparent, tracer_of
-from actors.tools.dispatcher import Dispatcher
-from actors.tools.sessions import SessionBook
+from agent_rft.actors.runtime.tracing import NO_TRACES, Tracer, traceparent, tracer_of
+from agent_rft.actors.tools.dispatcher import Dispatcher
+from agent_rft.actors.tools.sessions import SessionBook
+from agent_rft.chat.renderer import Renderer
+from agent_rft.spec.endpoints import SessionSpec, ToolSpec
+from agent_rft.spec.operator.config import TraceSettings
+from agent_rft.types import Rollout
 from tests.support.episodes import REQUEST, ScriptedEpisode, call, graded
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says
 from tests.support.paths import BASE
-from trainer.chat.renderer import Renderer
-from trainer.spec.endpoints import SessionSpec, ToolSpec
-from trainer.spec.operator.config import TraceSettings
-from trainer.types import Rollout
 
 ALL = TraceSettings(endpoint="http://collector:4318/v1/traces", share=1.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ray.exceptions import ActorDiedError, RayActorError
 
-from actors.runtime.calls import cannot_start
+from agent_rft.actors.runtime.calls import cannot_start
 
 IMPORT = """The actor died because of an error raised in its creation task, ray::DispatcherActor.__init__()
 RuntimeError: The actor with name DispatcherActor failed to import on the worker. This may be because needed library

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.runtime.cores import usable_cores
+from agent_rft.actors.runtime.cores import usable_cores
 
 MACHINE = len(os.sched_getaffinity(0))
 

@@ -18,7 +18,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from actors.runtime.exporter import (
+from agent_rft.actors.runtime.exporter import (
     FORMS,
     KEPT_S,
     SILENT_S,
@@ -29,8 +29,8 @@ from actors.runtime.exporter import (
     read_all,
     remove_old,
 )
+from agent_rft.errors import UserError
 from tests.support.fakes_http import unused_port
-from trainer.errors import UserError
 
 PERIOD_S = 0.05
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from actors.runtime.fair_slots import FairSlots
+from agent_rft.actors.runtime.fair_slots import FairSlots
 
 
 async def test_a_key_that_comes_late_gets_its_share_before_thousands_that_wait() -> None:

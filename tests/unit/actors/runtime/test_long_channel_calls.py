@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from actors.grading.pool import GraderPoolClient
-from actors.tools.actor import DispatcherClient
+from agent_rft.actors.grading.pool import GraderPoolClient
+from agent_rft.actors.tools.actor import DispatcherClient
+from agent_rft.types import ToolCall
 from tests.support.fakes_http import MovableLoop, in_movable_time, until
 from tests.unit.actors.runtime.test_channel import FakeActor
-from trainer.types import ToolCall
 
 
 def test_a_tool_call_and_a_grade_may_take_five_hours() -> None:

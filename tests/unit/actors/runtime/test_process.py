@@ -11,7 +11,7 @@ from tests.support.paths import ROOT
 
 OPENED = """
 import os, sys
-from actors.runtime.process import drop_lost_output, open_standard_files
+from agent_rft.actors.runtime.process import drop_lost_output, open_standard_files
 open_standard_files()
 drop_lost_output("stdout")
 print("nobody reads this")

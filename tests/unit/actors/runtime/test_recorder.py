@@ -1,4 +1,4 @@
-"""Recorded metrics reach Prometheus with the name, labels and kind that `trainer.metrics` gives them."""
+"""Recorded metrics reach Prometheus with the name, labels and kind that `agent_rft.metrics` gives them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from prometheus_client import generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from actors.endpoints.stats import EndpointStats, live_endpoint_metrics, merged
-from actors.runtime.recorder import Recorder, Spread
-from trainer.metrics import METRICS, prometheus_name
-from trainer.metrics.metric import SECONDS
+from agent_rft.actors.endpoints.stats import EndpointStats, live_endpoint_metrics, merged
+from agent_rft.actors.runtime.recorder import Recorder, Spread
+from agent_rft.metrics import METRICS, prometheus_name
+from agent_rft.metrics.metric import SECONDS
 
 
 def samples(recorder: Recorder) -> dict[str, float]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.runtime.temporary import MAX_BYTES, short_temporary_folder
-from trainer.errors import RftError
+from agent_rft.actors.runtime.temporary import MAX_BYTES, short_temporary_folder
+from agent_rft.errors import RftError
 
 SLURM = "scratch/users/research/slurm_jobdir/1355700/tmp.t0016.step_extern"
 LONGEST = "/rft-12345678/session_2026-01-31_12-00-00_123456_1234567/sockets/plasma_store"

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from actors.runtime.turns import Turns
-from trainer.errors import LearnerFailed
+from agent_rft.actors.runtime.turns import Turns
+from agent_rft.errors import LearnerFailed
 
 
 class Device:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from actors.runtime.calls import LOST, UNREACHABLE
-from actors.runtime.in_flight import Doing, InFlight
-from actors.runtime.watchdog import GIVE_UP_S, LOOK_EVERY_S, SILENT_S, STALLED_S, Watchdog, Watched
-from trainer.errors import EngineFailed
-from trainer.events import ActorAnswered, ActorSilent, Event, RolloutsStalled, WorkStalled
+from agent_rft.actors.runtime.calls import LOST, UNREACHABLE
+from agent_rft.actors.runtime.in_flight import Doing, InFlight
+from agent_rft.actors.runtime.watchdog import GIVE_UP_S, LOOK_EVERY_S, SILENT_S, STALLED_S, Watchdog, Watched
+from agent_rft.errors import EngineFailed
+from agent_rft.events import ActorAnswered, ActorSilent, Event, RolloutsStalled, WorkStalled
 
 TO_SILENCE = round(SILENT_S / LOOK_EVERY_S)
 TO_GIVING_UP = round(GIVE_UP_S / LOOK_EVERY_S)

@@ -1,4 +1,4 @@
-"""`agent_rft_server.run_untrusted`: an ordinary process, such as a user's server, runs code in a sandbox of its own."""
+"""`run_untrusted`: an ordinary process, such as a user's server, runs code in a sandbox of its own."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from actors.sandbox import alone, runner
-from actors.sandbox.start import RUN_LIMITS, Reports, Sandbox, SandboxFailed, SandboxReport, runs_config, try_ways
-from agent_rft_grader import packed
-from agent_rft_server import run_untrusted
+from agent_rft import run_untrusted, untrusted
+from agent_rft.actors.sandbox import alone, runner
+from agent_rft.actors.sandbox.start import (
+    RUN_LIMITS,
+    Reports,
+    Sandbox,
+    SandboxFailed,
+    SandboxReport,
+    runs_config,
+    try_ways,
+)
 from tests.support.paths import ROOT
 
 
@@ -62,7 +69,8 @@ def test_a_file_outside_of_the_run_is_refused_by_name(name: str) -> None:
 def test_a_sandbox_that_lacks_a_protection_runs_nothing_and_is_ended() -> None:
     config = runs_config("namespaces", RUN_LIMITS)
     assert config is not None
-    request, limits = packed("1", "", None, None), runner.checked(packed("1", "", None, None), RUN_LIMITS.memory_bytes)
+    request = untrusted.pack({"files": [], "limits": {}}, [b"1", b""])
+    limits = runner.checked(request, RUN_LIMITS.memory_bytes)
     with pytest.raises(runner.NotStarted, match="lacks protections: gravity"):
         alone.run_in(config | {"protections": ["gravity"]}, request, limits)
     with pytest.raises(runner.NotStarted, match="No such file"):
@@ -99,7 +107,7 @@ def reap():
 threading.Thread(target=reap, daemon=True).start()
 """
 RUNS = """
-from agent_rft_server import run_untrusted
+from agent_rft import run_untrusted
 burns = ["import os, time", "if os.fork() == 0:", "    while time.process_time() < 0.3: pass", "    os._exit(0)"]
 burnt = run_untrusted(chr(10).join([*burns, "time.sleep(1)", "print('fine')"]))
 ended = run_untrusted("held = bytearray(10**9)", limits={"memory_bytes": 64 << 20})

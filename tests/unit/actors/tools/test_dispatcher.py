@@ -10,16 +10,16 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from aiohttp import web
 
-from actors.endpoints.client import process_stats
-from actors.endpoints.stats import endpoint_metrics, merged
-from actors.runtime.timing import Timing
-from actors.tools.actor import share_of
-from actors.tools.dispatcher import MAX_ERROR_CHARS, Dispatcher
+from agent_rft.actors.endpoints.client import process_stats
+from agent_rft.actors.endpoints.stats import endpoint_metrics, merged
+from agent_rft.actors.runtime.timing import Timing
+from agent_rft.actors.tools.actor import share_of
+from agent_rft.actors.tools.dispatcher import MAX_ERROR_CHARS, Dispatcher
+from agent_rft.errors import EndpointRefused, ToolFailed, UserError
+from agent_rft.metrics import metric_of
+from agent_rft.spec.endpoints import MAX_OUTPUT_BYTES, ToolSpec
+from agent_rft.types import ToolCall, ToolResult
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until
-from trainer.errors import EndpointRefused, ToolFailed, UserError
-from trainer.metrics import metric_of
-from trainer.spec.endpoints import MAX_OUTPUT_BYTES, ToolSpec
-from trainer.types import ToolCall, ToolResult
 
 SECRET = "sk-very-secret-4711"
 ITEM = {"messages": [{"role": "user", "content": "hi"}], "reference_answer": 42}

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from actors.runtime.timing import Timing
-from actors.tools.session_journal import SessionJournal
-from actors.tools.sessions import WARM_UP_STARTS, SessionBook
+from agent_rft.actors.runtime.timing import Timing
+from agent_rft.actors.tools.session_journal import SessionJournal
+from agent_rft.actors.tools.sessions import WARM_UP_STARTS, SessionBook
+from agent_rft.errors import EndpointRefused, ToolFailed
+from agent_rft.spec.endpoints import SessionSpec
 from tests.support.fakes_http import LOCAL, Behaviour, FakeEndpoint, FakeTime, Received, hangs, says, until
-from trainer.errors import EndpointRefused, ToolFailed
-from trainer.spec.endpoints import SessionSpec
 
 ITEM = {"question": "q"}
 Book = Callable[..., SessionBook]

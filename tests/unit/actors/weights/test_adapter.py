@@ -4,7 +4,7 @@ import torch
 from peft import LoraConfig, PeftConfig
 from safetensors.torch import load_file
 
-from actors.weights.adapter import ALL_LINEAR, AdapterConfig, write_adapter
+from agent_rft.actors.weights.adapter import ALL_LINEAR, AdapterConfig, write_adapter
 
 
 def test_peft_reads_the_config_that_we_write(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from actors.weights.adapter_fit import misfit
+from agent_rft.actors.weights.adapter_fit import misfit
 
 MODULE = "model.layers.0.mlp.up_proj"
 

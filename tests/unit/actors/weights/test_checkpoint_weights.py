@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
-from actors.weights.checkpoint_weights import CheckpointWeights, other_tensors, save_tensors, write_model
-from actors.weights.host_buffer import HostBuffer
+from agent_rft.actors.weights.checkpoint_weights import CheckpointWeights, other_tensors, save_tensors, write_model
+from agent_rft.actors.weights.host_buffer import HostBuffer
 from tests.support.architectures import ARCHITECTURES, with_vision
 
 EMBEDDING_BYTES = 272 * 64 * 4

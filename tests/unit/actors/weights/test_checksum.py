@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actors.weights.checksum import checksum
+from agent_rft.actors.weights.checksum import checksum
 
 BYTES = torch.randint(0, 256, (300_001,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 

@@ -8,7 +8,7 @@ from unittest import TestCase
 import numpy as np
 import torch
 
-from actors.weights.host_buffer import ALIGNMENT, HostBuffer, Unlock
+from agent_rft.actors.weights.host_buffer import ALIGNMENT, HostBuffer, Unlock
 
 
 class Locks:
@@ -72,7 +72,7 @@ def test_memory_stays_locked_while_a_slice_is_used_and_no_longer() -> None:
 def test_memory_that_cannot_be_locked_is_used_anyway_with_one_warning() -> None:
     locks = Locks(fails=True)
     buffer = HostBuffer(locks)
-    with TestCase().assertLogs("actors.weights.host_buffer") as logged:
+    with TestCase().assertLogs("agent_rft.actors.weights.host_buffer") as logged:
         for size in (1000, 2000, 3000):
             [each] = buffer.slices([size])
             assert len(each.fill_(1)) == size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from actors.weights.layout import ITEMSIZES, num_bytes
+from agent_rft.actors.weights.layout import ITEMSIZES, num_bytes
 
 
 def test_sizes_of_elements_are_torchs() -> None:

@@ -12,18 +12,18 @@ from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from actors.engine.architectures import has_adapters
-from actors.weights.adapter import AdapterConfig, AdapterFolder, write_adapter
-from actors.weights.merge import merge_adapter
+from agent_rft.actors.engine.architectures import has_adapters
+from agent_rft.actors.weights.adapter import AdapterConfig, AdapterFolder, write_adapter
+from agent_rft.actors.weights.merge import merge_adapter
+from agent_rft.cli.main import app
+from agent_rft.errors import UserError
+from agent_rft.spec.lora import LoraSpec
+from agent_rft.trainer.model.lora import adapter_tensors, add_adapter, linear_shapes, targets_of, tensor_shapes
+from agent_rft.trainer.model.policy import load_policy
 from docs.generator.architectures import FOUND
-from serve.cli.main import app
 from tests.support.shapes import SHAPES, shape_config, write_shape
 from tests.unit.trainer.model.test_policy import save_model, tokens
 from tests.unit.trainer.model.test_shapes import batch_of
-from trainer.errors import UserError
-from trainer.model.lora import adapter_tensors, add_adapter, linear_shapes, targets_of, tensor_shapes
-from trainer.model.policy import load_policy
-from trainer.spec.lora import LoraSpec
 
 LORA = LoraSpec(rank=4)
 FEW, nightly = ("gpt_oss", "nemotron_h"), pytest.mark.nightly

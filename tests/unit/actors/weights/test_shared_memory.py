@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.weights.shared_memory import SHM, SharedFile, remove_leftovers, shared_folder, write_all
+from agent_rft.actors.weights.shared_memory import SHM, SharedFile, remove_leftovers, shared_folder, write_all
 
 DATA = np.arange(8, dtype=np.uint8)
 
@@ -53,7 +53,7 @@ def test_a_bucket_that_is_larger_than_one_write_is_written_whole() -> None:
 
 def test_a_shared_folder_is_there_for_a_block_and_a_dead_process_leaves_none(tmp_path: Path) -> None:
     killed(
-        "from pathlib import Path; from actors.weights.shared_memory import shared_folder",
+        "from pathlib import Path; from agent_rft.actors.weights.shared_memory import shared_folder",
         f"entered = shared_folder(Path({str(tmp_path)!r})); (entered.__enter__() / 'file').touch()",
     )
     assert len(list(tmp_path.glob("*/file"))) == 1
@@ -66,7 +66,7 @@ def test_a_shared_folder_is_there_for_a_block_and_a_dead_process_leaves_none(tmp
 
 def test_files_of_dead_processes_are_removed_and_those_of_living_ones_kept(tmp_path: Path) -> None:
     killed(
-        "import numpy as np; from pathlib import Path; from actors.weights.shared_memory import SharedFile",
+        "import numpy as np; from pathlib import Path; from agent_rft.actors.weights.shared_memory import SharedFile",
         f"file = SharedFile(Path({str(tmp_path)!r}), np.zeros(8, np.uint8))",
     )
     (tmp_path / "not-ours").touch()
@@ -80,7 +80,7 @@ def test_files_of_dead_processes_are_removed_and_those_of_living_ones_kept(tmp_p
 def test_shared_memory_without_a_name_still_works_and_ends_with_its_process() -> None:
     name, still_there, value = killed(
         "from multiprocessing.shared_memory import SharedMemory",
-        "from actors.weights.shared_memory import SHM, unname_shared_memory",
+        "from agent_rft.actors.weights.shared_memory import SHM, unname_shared_memory",
         "memory = SharedMemory(create=True, size=100)",
         "memory.buf[0] = 7",
         "unname_shared_memory()",

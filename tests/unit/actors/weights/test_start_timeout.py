@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.weights.adapter import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig
-from actors.weights.start_timeout import START_TIMEOUT_S, start_timeout_s
+from agent_rft.actors.weights.adapter import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig
+from agent_rft.actors.weights.start_timeout import START_TIMEOUT_S, start_timeout_s
 
 GB = 10**9
 

@@ -56,7 +56,7 @@ def depth(loader: Any) -> int:
 def test_updates_reach_every_weight_and_name_what_no_parameter_took(tmp_path: Path) -> None:
     from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 
-    from actors.weights.transport import ShmUpdateInfo, ShmWeightTransferEngine
+    from agent_rft.actors.weights.transport import ShmUpdateInfo, ShmWeightTransferEngine
 
     model = Toy()
     record_metadata_for_reloading(model)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.observability.dashboards.queries import MetricQuery, gauge, mean_of, panel, quantile_of, rate_of
-from cluster.observability.promql import samples
+from agent_rft.cluster.observability.dashboards.queries import MetricQuery, gauge, mean_of, panel, quantile_of, rate_of
+from agent_rft.cluster.observability.promql import samples
 
 
 def test_a_panel_of_one_metric_has_its_label_unit_and_help() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from cluster.planning.model import (
+from agent_rft.cluster.planning.model import (
     CacheShape,
     ModelShape,
     cache_shape,

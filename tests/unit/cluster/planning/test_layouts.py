@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from cluster.planning.layout import ClusterPlan, lay_out
-from cluster.planning.memory import GIB
-from cluster.planning.model import CacheShape, ModelShape
-from cluster.planning.nodes import Node
-from cluster.planning.placement import RECORDED, RecordedLayout, Request, size_of
-from cluster.planning.plan import plan_of
+from agent_rft.cluster.planning.layout import ClusterPlan, lay_out
+from agent_rft.cluster.planning.memory import GIB
+from agent_rft.cluster.planning.model import CacheShape, ModelShape
+from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.planning.placement import RECORDED, RecordedLayout, Request, size_of
+from agent_rft.cluster.planning.plan import plan_of
+from agent_rft.spec.lora import LoraSpec
 from tests.support.builders import job
-from trainer.spec.lora import LoraSpec
 
 CONTEXT = 16_384
 

@@ -12,15 +12,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cluster.planning.layout import ClusterPlan, lay_out
-from cluster.planning.memory import GIB
-from cluster.planning.model import ModelShape
-from cluster.planning.nodes import Node
-from cluster.planning.placement import RecordedLayout, Request
-from cluster.planning.plan import plan_of, remedies_of
-from cluster.planning.plan_view import print_planned
+from agent_rft.cluster.planning.layout import ClusterPlan, lay_out
+from agent_rft.cluster.planning.memory import GIB
+from agent_rft.cluster.planning.model import ModelShape
+from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.planning.placement import RecordedLayout, Request
+from agent_rft.cluster.planning.plan import plan_of, remedies_of
+from agent_rft.cluster.planning.plan_view import print_planned
+from agent_rft.events import SettingChosen
 from tests.support.builders import job
-from trainer.events import SettingChosen
 
 SMOLLM2_135M = ModelShape(134_515_008, 30, 576, 9, 3, 64, 1536, 49_152)
 QWEN3_2B = ModelShape(1_720_574_976, 28, 2048, 16, 8, 128, 6144, 151_936)

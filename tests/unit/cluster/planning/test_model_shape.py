@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 
-from cluster.planning.model import max_context, read_config, shape_of, text_config
-from cluster.planning.model_folder import MAX_AUTO_CONTEXT, ModelFolder, context_of, context_problems, read_sizes
-from cluster.preflight.model import read_model
+from agent_rft.cluster.planning.model import max_context, read_config, shape_of, text_config
+from agent_rft.cluster.planning.model_folder import (
+    MAX_AUTO_CONTEXT,
+    ModelFolder,
+    context_of,
+    context_problems,
+    read_sizes,
+)
+from agent_rft.cluster.preflight.model import read_model
 from tests.support.builders import job
 from tests.support.paths import BASE
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.planning.memory import GIB
-from cluster.planning.nodes import Node, memory_here, nodes_of, read_nodes, this_machine, with_joining
-from trainer.errors import InvalidJob
-from trainer.spec.nodes import NodeGroup
+from agent_rft.cluster.planning.memory import GIB
+from agent_rft.cluster.planning.nodes import Node, memory_here, nodes_of, read_nodes, this_machine, with_joining
+from agent_rft.errors import InvalidJob
+from agent_rft.spec.nodes import NodeGroup
 
 
 def write(folder: Path, text: str) -> Path:

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from cluster.planning.layout import DISPATCHER_BYTES, ClusterPlan, lay_out
-from cluster.planning.memory import GIB, activation_bytes, engine_memory, kv_bytes_per_token, rank_memory
-from cluster.planning.model import ModelShape
-from cluster.planning.nodes import Node
-from cluster.planning.placement import Placement, Request, assign, num_dispatchers
+from agent_rft.cluster.planning.layout import DISPATCHER_BYTES, ClusterPlan, lay_out
+from agent_rft.cluster.planning.memory import GIB, activation_bytes, engine_memory, kv_bytes_per_token, rank_memory
+from agent_rft.cluster.planning.model import ModelShape
+from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.planning.placement import Placement, Request, assign, num_dispatchers
+from agent_rft.errors import Problem
+from agent_rft.spec.endpoints import ToolSpec
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.lora import LoraSpec
 from tests.support.builders import job
 from tests.support.plans import plan_placement
-from trainer.errors import Problem
-from trainer.spec.endpoints import ToolSpec
-from trainer.spec.job import JobSpec
-from trainer.spec.lora import LoraSpec
 
 LAPTOP = Node("laptop", cores=2, memory_bytes=16 * GIB)
 EIGHT_GPUS = Node("gpus", cores=64, gpus=8, memory_bytes=512 * GIB, gpu_memory_bytes=80 * GIB)

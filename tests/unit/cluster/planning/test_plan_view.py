@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cluster.planning.memory import GIB
-from cluster.planning.model_folder import ModelFolder, read_sizes
-from cluster.planning.nodes import Node
-from cluster.planning.placement import STORE_BYTES
-from cluster.planning.plan import plan_of
-from cluster.planning.plan_view import (
+from agent_rft.cluster.planning.memory import GIB
+from agent_rft.cluster.planning.model_folder import ModelFolder, read_sizes
+from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.planning.placement import STORE_BYTES
+from agent_rft.cluster.planning.plan import plan_of
+from agent_rft.cluster.planning.plan_view import (
     plan_as_json,
     print_cluster_plan,
     print_planned,
     request_of_file,
 )
+from agent_rft.errors import InvalidJob
 from tests.support.paths import LEDGER
-from trainer.errors import InvalidJob
 
 TWO = [Node("head", cores=1, memory_bytes=8 * GIB), Node("worker", cores=1, memory_bytes=8 * GIB)]
 

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import yaml
 
-from actors.weights.layout import MAX_BUCKET_BYTES
-from cluster.planning.memory import GIB, LIVE_PARAMETERS, Memory, rank_memory
-from cluster.planning.model import ModelShape, count_parameters, read_config, shape_of, text_config
-from cluster.planning.model_folder import ModelFolder, read_sizes
-from cluster.planning.nodes import Node
-from cluster.planning.placement import Placement
-from cluster.planning.plan import learning_token_s
-from cluster.planning.plan_view import request_of_file
-from cluster.preflight.model import read_model
+from agent_rft.actors.weights.layout import MAX_BUCKET_BYTES
+from agent_rft.cluster.planning.memory import GIB, LIVE_PARAMETERS, Memory, rank_memory
+from agent_rft.cluster.planning.model import ModelShape, count_parameters, read_config, shape_of, text_config
+from agent_rft.cluster.planning.model_folder import ModelFolder, read_sizes
+from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.planning.placement import Placement
+from agent_rft.cluster.planning.plan import learning_token_s
+from agent_rft.cluster.planning.plan_view import request_of_file
+from agent_rft.cluster.preflight.model import read_model
+from agent_rft.errors import InvalidJob
 from tests.support.builders import job, raw_job
 from tests.support.headers import GPT_OSS_20B, MXFP4, gpt_oss_20b, write_folder
 from tests.support.plans import plan_placement
-from trainer.errors import InvalidJob
 
 EIGHT = Node("box", cores=64, gpus=8, memory_bytes=2048 * GIB, gpu_memory_bytes=80 * GIB)
 

@@ -7,12 +7,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.planning.layout import lay_out
-from cluster.planning.memory import GIB
-from cluster.planning.model import ModelShape
-from cluster.planning.nodes import Node
-from cluster.planning.placement import Request
-from cluster.planning.plan import NONE_FOUND, plan_of, remedies_of
+from agent_rft.cluster.planning.layout import lay_out
+from agent_rft.cluster.planning.memory import GIB
+from agent_rft.cluster.planning.model import ModelShape
+from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.planning.placement import Request
+from agent_rft.cluster.planning.plan import NONE_FOUND, plan_of, remedies_of
 from tests.support.builders import job
 
 QWEN3_2B = ModelShape(1_720_574_976, 28, 2048, 16, 8, 128, 6144, 151_936)

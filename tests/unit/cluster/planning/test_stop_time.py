@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cluster.planning.plan import interval_warnings
-from trainer.spec.job import CheckpointInterval
+from agent_rft.cluster.planning.plan import interval_warnings
+from agent_rft.spec.job import CheckpointInterval
 
 
 def warnings(checkpoint_s: float, step_s: float | None, minutes: float | None, steps: int | None) -> list[str]:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from cluster.preflight.advice import advice
+from agent_rft.chat.dialect import Dialect
+from agent_rft.chat.renderer import Renderer
+from agent_rft.cluster.preflight.advice import advice
+from agent_rft.types import Task
 from tests.support.builders import EXACT, job, plan, task
 from tests.support.families import TINY
 from tests.support.paths import BASE
-from trainer.chat.dialect import Dialect
-from trainer.chat.renderer import Renderer
-from trainer.types import Task
 
 RENDERER = Renderer(AutoTokenizer.from_pretrained(BASE), Dialect("hermes", "hermes"))
 PLAN = plan(n_epochs=2)

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from cluster.planning.model_folder import ModelFolder
-from cluster.preflight.model import read_model
-from cluster.preflight.rows import JobRow, length_problems
+from agent_rft.cluster.planning.model_folder import ModelFolder
+from agent_rft.cluster.preflight.model import read_model
+from agent_rft.cluster.preflight.rows import JobRow, length_problems
+from agent_rft.errors import Problem
+from agent_rft.spec.job import JobSpec
+from agent_rft.types import Task
 from tests.support.paths import BASE
-from trainer.errors import Problem
-from trainer.spec.job import JobSpec
-from trainer.types import Task
 
 TEMPLATE = (BASE / "chat_template.jinja").read_text()
 NO_SYSTEM = "{%- set messages = messages | rejectattr('role', 'eq', 'system') | list -%}"

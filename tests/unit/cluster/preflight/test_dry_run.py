@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from cluster.preflight.dry_run import dry_run_problems
+from agent_rft.cluster.preflight.dry_run import dry_run_problems
+from agent_rft.errors import Problem
+from agent_rft.spec.operator.config import ModelEndpoint
+from agent_rft.types import ToolSchema
 from tests.support.builders import EXACT, job, task
 from tests.support.fakes_http import (
     LOCAL,
@@ -22,9 +25,6 @@ from tests.support.fakes_http import (
     until,
 )
 from tests.unit.cluster.preflight.test_prepare import Case
-from trainer.errors import Problem
-from trainer.spec.operator.config import ModelEndpoint
-from trainer.types import ToolSchema
 
 BUILD: ToolSchema = {"type": "function", "function": {"name": "build", "parameters": {"type": "object"}}}
 METHOD = "method.reinforcement"

@@ -9,16 +9,16 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from actors.engine.chat.dialects import PROBE_CALLS, PROBE_TOOLS
-from actors.engine.chat.parsing import parser_of
-from actors.rollout.episode import RolloutRequest
+from agent_rft.actors.engine.chat.dialects import PROBE_CALLS, PROBE_TOOLS
+from agent_rft.actors.engine.chat.parsing import parser_of
+from agent_rft.actors.rollout.episode import RolloutRequest
+from agent_rft.chat.conversation import Sample, samples_of
+from agent_rft.chat.renderer import Renderer
+from agent_rft.types import Message
 from docs.generator.models import FOUND, WITH_TINY_WEIGHTS
 from tests.support.episodes import TASK, ScriptedEpisode, graded
 from tests.support.families import TINY
 from tests.support.templates import NAMES, WITH_TOOLS, all_names, found, real_qwen, row
-from trainer.chat.conversation import Sample, samples_of
-from trainer.chat.renderer import Renderer
-from trainer.types import Message
 
 TOOLS = tuple(
     {"type": "function", "function": {**tool["function"], "description": "Shows a file."}} for tool in TASK.tools

@@ -10,14 +10,14 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from actors.endpoints.address_guard import ForbiddenAddress, Guard
-from actors.endpoints.client import EndpointClient
-from cluster.preflight.job_endpoints import Resolve, allow_own_endpoints, resolve
+from agent_rft.actors.endpoints.address_guard import ForbiddenAddress, Guard
+from agent_rft.actors.endpoints.client import EndpointClient
+from agent_rft.cluster.preflight.job_endpoints import Resolve, allow_own_endpoints, resolve
+from agent_rft.errors import EndpointRefused, ToolFailed
+from agent_rft.spec.endpoints import Endpoint
+from agent_rft.spec.job import Reinforcement
+from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
 from tests.support.fakes_http import FakeEndpoint, FakeTime, Names, Received, says
-from trainer.errors import EndpointRefused, ToolFailed
-from trainer.spec.endpoints import Endpoint
-from trainer.spec.job import Reinforcement
-from trainer.spec.operator.config import NOTHING_ALLOWED, Operator
 
 GRADER = {"type": "string_check", "input": "", "reference": "", "operation": "eq"}
 PUBLIC = "93.184.215.14"

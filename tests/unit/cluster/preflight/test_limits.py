@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.preflight.limits import resource_problems, row_problems
-from trainer.spec.operator.config import JobLimits
+from agent_rft.cluster.preflight.limits import resource_problems, row_problems
+from agent_rft.spec.operator.config import JobLimits
 
 
 def test_files_with_too_few_or_too_many_rows_are_refused(tmp_path: Path) -> None:

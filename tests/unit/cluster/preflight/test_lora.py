@@ -10,14 +10,14 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from actors.weights.adapter import AdapterConfig, write_adapter
-from cluster.planning.model_folder import ModelFolder, read_sizes
-from cluster.preflight.model import read_model
+from agent_rft.actors.weights.adapter import AdapterConfig, write_adapter
+from agent_rft.cluster.planning.model_folder import ModelFolder, read_sizes
+from agent_rft.cluster.preflight.model import read_model
+from agent_rft.errors import Problem
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.lora import LoraSpec
+from agent_rft.trainer.model.lora import linear_shapes, tensor_shapes
 from tests.support.paths import BASE
-from trainer.errors import Problem
-from trainer.model.lora import linear_shapes, tensor_shapes
-from trainer.spec.job import JobSpec
-from trainer.spec.lora import LoraSpec
 
 
 def problems_of(

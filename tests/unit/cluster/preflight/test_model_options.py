@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from cluster.planning.model_folder import ModelFolder
-from cluster.preflight.prepare import Prepared, prepare
-from cluster.run.actor_configs import learner_config, model_files
+from agent_rft.chat.model_card import FILE, ModelCard, read_card
+from agent_rft.cluster.planning.model_folder import ModelFolder
+from agent_rft.cluster.preflight.prepare import Prepared, prepare
+from agent_rft.cluster.run.actor_configs import learner_config, model_files
+from agent_rft.errors import InvalidJob
+from agent_rft.spec.job_file import load_job
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
 from tests.support.builders import EXACT
 from tests.support.families import OTHER, TINY
 from tests.support.paths import BASE
 from tests.unit.cluster.preflight.test_prepare import NODE, PLENTY, row, tool
-from trainer.chat.model_card import FILE, ModelCard, read_card
-from trainer.errors import InvalidJob
-from trainer.spec.job_file import load_job
-from trainer.spec.operator.config import NOTHING_ALLOWED
 
 CARD = ModelCard(
     family="other",

@@ -8,16 +8,16 @@ from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer
 
-from cluster.planning.model_folder import ModelFolder
-from cluster.planning.nodes import Node
-from cluster.preflight.prepare import prepare
-from cluster.preflight.space import Free
-from cluster.preflight.static import static_problems
+from agent_rft.cluster.planning.model_folder import ModelFolder
+from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.preflight.prepare import prepare
+from agent_rft.cluster.preflight.space import Free
+from agent_rft.cluster.preflight.static import static_problems
+from agent_rft.spec.job import JobSpec
 from tests.support.fakes_http import LOCAL
 from tests.support.opened_files import opened_files
 from tests.support.paths import BASE
 from tests.unit.cluster.preflight.test_lora import adapter_in
-from trainer.spec.job import JobSpec
 
 MESSAGES = [{"role": "user", "content": "what was debt of vorzen?"}, {"role": "assistant", "content": "1234"}]
 

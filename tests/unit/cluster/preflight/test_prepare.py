@@ -22,28 +22,28 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
-from actors.weights.adapter import AdapterConfig
-from actors.weights.broadcast_sync import BroadcastSync
-from actors.weights.sync import WeightSync
-from cluster.planning.model_folder import ModelFolder, read_sizes
-from cluster.planning.nodes import HEADROOM, Node
-from cluster.preflight.examples import example_of
-from cluster.preflight.prepare import Prepared, prepare
-from cluster.preflight.resumed import Began
-from cluster.preflight.same_job import Change
-from cluster.preflight.space import Free
-from cluster.records.run_folder import RunFolder
-from cluster.run.actor_configs import learner_config, model_files, print_plan, weight_sync, worker_config
+from agent_rft.actors.weights.adapter import AdapterConfig
+from agent_rft.actors.weights.broadcast_sync import BroadcastSync
+from agent_rft.actors.weights.sync import WeightSync
+from agent_rft.cluster.planning.model_folder import ModelFolder, read_sizes
+from agent_rft.cluster.planning.nodes import HEADROOM, Node
+from agent_rft.cluster.preflight.examples import example_of
+from agent_rft.cluster.preflight.prepare import Prepared, prepare
+from agent_rft.cluster.preflight.resumed import Began
+from agent_rft.cluster.preflight.same_job import Change
+from agent_rft.cluster.preflight.space import Free
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.run.actor_configs import learner_config, model_files, print_plan, weight_sync, worker_config
+from agent_rft.errors import InvalidJob, Problem
+from agent_rft.spec.job_file import load_job, read_job
+from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.nodes import NodeGroup
+from agent_rft.spec.operator.config import NOTHING_ALLOWED, ModelEndpoint, Operator
+from agent_rft.spec.schemas.json_schema import schema_mistake
 from tests.support.builders import EXACT, job
 from tests.support.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, hangs, says, unused_port
 from tests.support.paths import BASE
 from tests.support.plans import plan_placement
-from trainer.errors import InvalidJob, Problem
-from trainer.spec.job_file import load_job, read_job
-from trainer.spec.lora import LoraSpec
-from trainer.spec.nodes import NodeGroup
-from trainer.spec.operator.config import NOTHING_ALLOWED, ModelEndpoint, Operator
-from trainer.spec.schemas.json_schema import schema_mistake
 
 FEW_ROWS = "the model will memorize so few"
 SECRET = "sk-very-secret-4711"

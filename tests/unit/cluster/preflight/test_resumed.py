@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from cluster.preflight import contents
-from cluster.preflight.contents import digest_of, has_contents
-from cluster.preflight.resumed import Began, digests_of
-from cluster.records.run_folder import RunFolder
+from agent_rft.cluster.preflight import contents
+from agent_rft.cluster.preflight.contents import digest_of, has_contents
+from agent_rft.cluster.preflight.resumed import Began, digests_of
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.errors import InvalidJob
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.job_file import load_accepted_job
+from agent_rft.spec.kept import without_todays_bounds
+from agent_rft.spec.plan import resolve
 from tests.support.builders import EXACT, job, plan, raw_job
 from tests.support.paths import BASE
-from trainer.errors import InvalidJob
-from trainer.spec.job import JobSpec
-from trainer.spec.job_file import load_accepted_job
-from trainer.spec.kept import without_todays_bounds
-from trainer.spec.plan import resolve
 
 URL = "https://user:pass@tools.example/a?key=1"
 JUDGE = {

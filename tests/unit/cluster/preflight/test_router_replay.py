@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.planning.model_folder import ModelFolder
-from cluster.preflight.model import read_model
+from agent_rft.cluster.planning.model_folder import ModelFolder
+from agent_rft.cluster.preflight.model import read_model
+from agent_rft.spec.job import JobSpec
 from tests.support.shapes import tiny_shape
 from tests.support.tiny_model import write_tiny_model
-from trainer.spec.job import JobSpec
 
 
 @pytest.mark.parametrize(("shape", "codes"), [("qwen3", ["no_experts"]), ("qwen3_moe", [])])

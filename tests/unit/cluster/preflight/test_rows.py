@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from actors.endpoints.body import MAX_ROW_BYTES, json_body
-from cluster.preflight.rows import JobRow, length_problems, size_problems, value_problems
+from agent_rft.actors.endpoints.body import MAX_ROW_BYTES, json_body
+from agent_rft.chat.renderer import Renderer
+from agent_rft.chat.template import ChatTemplate, TemplateLimits
+from agent_rft.cluster.preflight.rows import JobRow, length_problems, size_problems, value_problems
+from agent_rft.types import Message, Task, ToolSchema
 from tests.support.builders import EXACT, job
-from trainer.chat.renderer import Renderer
-from trainer.chat.template import ChatTemplate, TemplateLimits
-from trainer.types import Message, Task, ToolSchema
 
 QUESTION: Message = {"role": "user", "content": "hello"}
 ROWS = [JobRow("training_file", "train.jsonl", Task(f"{line}-0", (QUESTION,), (), {})) for line in (1, 2)]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from cluster.preflight.same_job import Comparison, may_differ
+from agent_rft.cluster.preflight.same_job import Comparison, may_differ
+from agent_rft.spec.job import FILES, CheckpointInterval, JobSpec
+from agent_rft.spec.kept import without_todays_bounds
 from tests.support.builders import EXACT, job
-from trainer.spec.job import FILES, CheckpointInterval, JobSpec
-from trainer.spec.kept import without_todays_bounds
 
 URL = "https://tools.example/a"
 JUDGE = {"model": "judge", "input": [{"role": "user", "content": "{{ item.x }}"}]}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.preflight.prepare import _sandbox_problems
+from agent_rft.cluster.preflight.prepare import _sandbox_problems
+from agent_rft.errors import GraderFailed, RftError, UserError
+from agent_rft.spec.job import Reinforcement
+from agent_rft.spec.operator.config import Operator
 from tests.support.builders import EXACT
-from trainer.errors import GraderFailed, RftError, UserError
-from trainer.spec.job import Reinforcement
-from trainer.spec.operator.config import Operator
 
 PYTHON = {"type": "python", "source": "def grade(sample, item): return 1.0"}
 WITH_PYTHON = Reinforcement.model_validate(

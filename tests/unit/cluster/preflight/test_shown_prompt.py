@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.console import Console
 
-from cluster.planning.model_folder import ModelFolder
-from cluster.preflight.shown_prompt import ShownPrompt, first_prompt
-from serve.cli.prompt import print_prompt
+from agent_rft.cli.prompt import print_prompt
+from agent_rft.cluster.planning.model_folder import ModelFolder
+from agent_rft.cluster.preflight.shown_prompt import ShownPrompt, first_prompt
+from agent_rft.spec.job_file import load_job
 from tests.support.paths import BASE
-from trainer.spec.job_file import load_job
 
 QUESTION = {"role": "user", "content": "what was debt of vorzen in 2015?"}
 CALL = {"id": "c", "type": "function", "function": {"name": "cat", "arguments": '{"path": "a"}'}}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.preflight.space import SAMPLE_BYTES, write_speed
+from agent_rft.cluster.preflight.space import SAMPLE_BYTES, write_speed
 
 MIB = 1 << 20
 

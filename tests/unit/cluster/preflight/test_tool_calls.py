@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from cluster.planning.model_folder import ModelFolder
-from cluster.preflight.prepare import Prepared, prepare
-from cluster.preflight.shown_prompt import first_prompt
-from cluster.run.actor_configs import model_files
+from agent_rft.chat.model_card import FILE, read_card
+from agent_rft.cluster.planning.model_folder import ModelFolder
+from agent_rft.cluster.preflight.prepare import Prepared, prepare
+from agent_rft.cluster.preflight.shown_prompt import first_prompt
+from agent_rft.cluster.run.actor_configs import model_files
+from agent_rft.errors import InvalidJob, Problem
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.job_file import load_job
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
 from tests.support.builders import EXACT
 from tests.support.families import TINY
 from tests.support.tiny_model import SPECIAL, WITHOUT_TOOLS, write_tiny_model
 from tests.unit.cluster.preflight.test_prepare import NODE, PLENTY
-from trainer.chat.model_card import FILE, read_card
-from trainer.errors import InvalidJob, Problem
-from trainer.spec.job import JobSpec
-from trainer.spec.job_file import load_job
-from trainer.spec.operator.config import NOTHING_ALLOWED
 
 QUESTION = {"role": "user", "content": "Where is order A 17?"}
 ANSWER = {"role": "assistant", "content": "It was sent."}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.ray_cluster.drivers import Driver, drivers_of
+from agent_rft.cluster.ray_cluster.drivers import Driver, drivers_of
 
 
 def actor(job: str, name: str, node: str, owner: str, state: str = "ALIVE") -> dict[str, Any]:

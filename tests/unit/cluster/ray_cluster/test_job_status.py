@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cluster.planning.plan import StopTime
-from cluster.ray_cluster.job_status import RayJobStatus, folder_warning, stop_warning, submission_id
+from agent_rft.cluster.planning.plan import StopTime
+from agent_rft.cluster.ray_cluster.job_status import RayJobStatus, folder_warning, stop_warning, submission_id
+from agent_rft.events import PhaseBegan, StepDone
 from tests.support.events import run_event
-from trainer.events import PhaseBegan, StepDone
 
 RAY_JOB = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"metadata": {"job_submission_id": "ledger-7"}})}
 

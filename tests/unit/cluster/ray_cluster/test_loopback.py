@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from requests.utils import get_environ_proxies  # as Ray's client
 
-from cluster.ray_cluster.loopback import (
+from agent_rft.cluster.ray_cluster.loopback import (
     LOOPBACK_ONLY,
     TOKEN_FILE,
     keep_token_private,
     loopback_variables,
     on_the_loopback,
 )
-from trainer.errors import UserError
+from agent_rft.errors import UserError
 
 
 def test_rays_token_is_readable_by_its_user_only(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.ray_cluster.session import MARK, end_leftover
+from agent_rft.cluster.ray_cluster.session import MARK, end_leftover
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.ray_cluster.shared_seats import SharedSeats
-from trainer.errors import InvalidJob
+from agent_rft.cluster.ray_cluster.shared_seats import SharedSeats
+from agent_rft.errors import InvalidJob
 
 
 class FakeShared:

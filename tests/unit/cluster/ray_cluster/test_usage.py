@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.ray_cluster.usage import FURTHER, MODEL_APPS, REQUIRED, ClusterUse, group_name, use_of
+from agent_rft.cluster.ray_cluster.usage import FURTHER, MODEL_APPS, REQUIRED, ClusterUse, group_name, use_of
 
 CORE = {"CPU": 1.0}
 A, B, C = (f"{MODEL_APPS}{letter}" for letter in "abc")

@@ -1,9 +1,9 @@
 import pytest
 
-from cluster.records.run_folder import RunFolder
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.spec.operator.config import RecordLimits
+from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
 from tests.support.builders import group, group_request
-from trainer.loop.checkpoint import Checkpoints, LoopState
-from trainer.spec.operator.config import RecordLimits
 
 NAMES = ["test-before", "validation-000000", "step-000001", "validation-000001", "step-000002", "starved-000003-1"]
 NAMES += ["step-000003", "validation-000003", "step-000004"]

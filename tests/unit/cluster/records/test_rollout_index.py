@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.records.rollout_index import RolloutIndex, UnknownRollout, UnknownValue
-from cluster.records.row_rewards import row_rewards, rows_after
-from cluster.records.run_folder import NAMES, RunFolder
-from cluster.records.wanted import Wanted
+from agent_rft.cluster.records.rollout_index import RolloutIndex, UnknownRollout, UnknownValue
+from agent_rft.cluster.records.row_rewards import row_rewards, rows_after
+from agent_rft.cluster.records.run_folder import NAMES, RunFolder
+from agent_rft.cluster.records.wanted import Wanted
+from agent_rft.rows.ownership import claim
+from agent_rft.types import Discarded, Grade, Group, Rollout, ToolCall, ToolResult, Turn
 from tests.support.builders import group, group_request, rollout
-from trainer.data.ownership import claim
-from trainer.types import Discarded, Grade, Group, Rollout, ToolCall, ToolResult, Turn
 
 ROW = "INSERT INTO rollouts VALUES (?, ?, 0, 0, 0, 0, 0, 't', 'r', 0, 0.0, 0.0, 'answer', ?, '', 1, 1, 0.0, '')"
 

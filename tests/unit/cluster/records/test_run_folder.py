@@ -5,13 +5,13 @@ from dataclasses import asdict, fields, replace
 import numpy as np
 import pytest
 
-from cluster.records.run_folder import RunFolder, new_run_folder, open_run
+from agent_rft.cluster.records.run_folder import RunFolder, new_run_folder, open_run
+from agent_rft.errors import MadeBefore
+from agent_rft.events import Evaluated, Notice, RolloutsProgressed, StepDone
+from agent_rft.spec.plan import resolve
+from agent_rft.trainer.loop.evaluate import summarize
+from agent_rft.types import Group, Segment
 from tests.support.events import run_event
-from trainer.errors import MadeBefore
-from trainer.events import Evaluated, Notice, RolloutsProgressed, StepDone
-from trainer.loop.evaluate import summarize
-from trainer.spec.plan import resolve
-from trainer.types import Group, Segment
 
 
 def done(metrics):

@@ -11,17 +11,17 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from cluster.run.copies import FETCH_PAUSES_S, PAUSES_S, Copies, open_store, restore
-from cluster.stores.checkpoint_store import CheckpointStore, StoreFailed
+from agent_rft.cluster.records.checkpoint_store import CheckpointStore, StoreFailed
+from agent_rft.cluster.run.copies import FETCH_PAUSES_S, PAUSES_S, Copies, open_store, restore
+from agent_rft.errors import RftError
+from agent_rft.events import CheckpointCopied, CheckpointStoreFailed, CheckpointStoreTaken
+from agent_rft.rows.ownership import HEARTBEAT, FolderLost, claim
+from agent_rft.spec.job import CheckpointInterval
+from agent_rft.spec.operator.config import Operator
+from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
 from tests.support.events import Recording, stream_of
 from tests.support.fakes import FakeSink
 from tests.support.loops import Made
-from trainer.data.ownership import HEARTBEAT, FolderLost, claim
-from trainer.errors import RftError
-from trainer.events import CheckpointCopied, CheckpointStoreFailed, CheckpointStoreTaken
-from trainer.loop.checkpoint import Checkpoints, LoopState
-from trainer.spec.job import CheckpointInterval
-from trainer.spec.operator.config import Operator
 
 RUN = {"steps": 6, "n_epochs": 4, "eval_interval": 6, "validate": False}
 EACH_STEP = CheckpointInterval(minutes=None, steps=1)

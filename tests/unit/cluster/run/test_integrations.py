@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from cluster.records.redact import public_job
-from cluster.run.integrations import IntegrationSink, load_integrations
-from cluster.run.plugins import MAX_WAITING, RunInfo
-from cluster.run.stream import EventStream
+from agent_rft.cluster.records.redact import public_job
+from agent_rft.cluster.run.integrations import IntegrationSink, load_integrations
+from agent_rft.cluster.run.plugins import MAX_WAITING, RunInfo
+from agent_rft.cluster.run.stream import EventStream
+from agent_rft.events import Evaluated, IntegrationFailed, JobEnded, LossEvaluated, Notice, StepDone
+from agent_rft.spec.integrations import IntegrationAccess
+from agent_rft.types import Evaluation
 from tests.support.builders import job
 from tests.support.events import Recording
 from tests.support.trackers import FakeMlflow, FakePackage, FakeTensorboard, FakeWandb
-from trainer.events import Evaluated, IntegrationFailed, JobEnded, LossEvaluated, Notice, StepDone
-from trainer.spec.integrations import IntegrationAccess
-from trainer.types import Evaluation
 
 SECRETS = ("api-key-secret", "url-secret", "token-secret")
 ACCESS = IntegrationAccess.model_validate(

@@ -12,21 +12,21 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from cluster.planning.nodes import Node
-from cluster.planning.placement import Request
-from cluster.planning.plan import plan_of
-from cluster.preflight.prepare import Prepared
-from cluster.preflight.same_job import Change
-from cluster.records.run_folder import RunFolder
-from cluster.run.driver import Run
-from cluster.run.metrics_sink import MetricsSink
-from cluster.run.signals import Signals
-from cluster.views.live import LiveView
+from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.planning.placement import Request
+from agent_rft.cluster.planning.plan import plan_of
+from agent_rft.cluster.preflight.prepare import Prepared
+from agent_rft.cluster.preflight.same_job import Change
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.run.driver import Run
+from agent_rft.cluster.run.metrics_sink import MetricsSink
+from agent_rft.cluster.run.signals import Signals
+from agent_rft.cluster.views.live import LiveView
+from agent_rft.errors import RftError
+from agent_rft.events import SettingChanged, SettingChosen
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
 from tests.support.builders import job, plan
 from tests.support.events import Recording
-from trainer.errors import RftError
-from trainer.events import SettingChanged, SettingChosen
-from trainer.spec.operator.config import NOTHING_ALLOWED
 
 
 class Watching(Recording):

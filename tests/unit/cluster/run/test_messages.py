@@ -11,15 +11,15 @@ from typing import Any
 
 from rich.console import Console
 
-from cluster.jobs.sink import StoreSink
-from cluster.records.run_folder import RunFolder
-from cluster.stores.model_registry import ModelRegistry
-from cluster.views.live import LiveView
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.views.live import LiveView
+from agent_rft.events import Event, JobEnded, JobStarted, PhaseBegan
+from agent_rft.serve.jobs.sink import StoreSink
+from agent_rft.serve.stores.model_registry import ModelRegistry
+from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
 from tests.support.events import stream_of
 from tests.support.jobs import NEW_JOB, StoredJobs, database_with_tables
 from tests.support.synthetic import Synthetic
-from trainer.events import Event, JobEnded, JobStarted, PhaseBegan
-from trainer.loop.checkpoint import Checkpoints, LoopState
 
 
 async def nothing(folder: Path) -> None: ...

@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 from prometheus_client import generate_latest
 
-from cluster.records.run_folder import RunFolder
-from cluster.run.metrics_sink import MetricsSink
-from tests.support.builders import group_request, rollout
-from tests.support.events import run_event
-from trainer.events import (
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.run.metrics_sink import MetricsSink
+from agent_rft.events import (
     VALIDATION,
     CheckpointSaved,
     CheckpointStoreFailed,
@@ -24,7 +22,9 @@ from trainer.events import (
     PhaseBegan,
     StepDone,
 )
-from trainer.types import Evaluation, Group, ToolCall, ToolResult, Turn
+from agent_rft.types import Evaluation, Group, ToolCall, ToolResult, Turn
+from tests.support.builders import group_request, rollout
+from tests.support.events import run_event
 
 
 def samples(sink: MetricsSink) -> dict[str, float]:

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from actors.endpoints.stats import EndpointStats, quantile_s
-from actors.rollout.fleet import EngineState
-from actors.runtime.in_flight import Doing
-from actors.runtime.watchdog import Seen
-from cluster.run.now import EndpointOutages, NowFile, endpoints_now
-from trainer.events import EndpointOutageBegan, EndpointOutageEnded, Event
-from trainer.metrics.metric import SECONDS
+from agent_rft.actors.endpoints.stats import EndpointStats, quantile_s
+from agent_rft.actors.rollout.fleet import EngineState
+from agent_rft.actors.runtime.in_flight import Doing
+from agent_rft.actors.runtime.watchdog import Seen
+from agent_rft.cluster.run.now import EndpointOutages, NowFile, endpoints_now
+from agent_rft.events import EndpointOutageBegan, EndpointOutageEnded, Event
+from agent_rft.metrics.metric import SECONDS
 
 ENGINE = EngineState("engine-0", "ready", 3)
 SEEN = Seen("engine-0", (Doing("trace_1", "tool calls", 2.5),), 0.0)

@@ -4,8 +4,8 @@ import os
 import subprocess
 import sys
 
-from cluster.ray_cluster.session import free_ports, unreachable
-from cluster.run import pre_stop
+from agent_rft.cluster.ray_cluster.session import free_ports, unreachable
+from agent_rft.cluster.run import pre_stop
 from tests.support.paths import ROOT
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from actors.rollout.board import Board
-from cluster.run.progress import ANSWER_CHARS, CALL_CHARS, ProgressReports
+from agent_rft.actors.rollout.board import Board
+from agent_rft.cluster.run.progress import ANSWER_CHARS, CALL_CHARS, ProgressReports
+from agent_rft.events import Event, RolloutsProgressed, StepDone
+from agent_rft.types import GroupRequest, Rollout, ToolCall, ToolResult, Turn
 from tests.support.builders import group_request, plan, rollout, task
 from tests.support.events import run_event
-from trainer.events import Event, RolloutsProgressed, StepDone
-from trainer.types import GroupRequest, Rollout, ToolCall, ToolResult, Turn
 
 
 class Ticks:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cluster.run.report_writer import MIN_EVERY_S, ReportWriter
+from agent_rft.cluster.run.report_writer import MIN_EVERY_S, ReportWriter
+from agent_rft.events import Notice, StepDone
 from tests.support.events import run_event
 from tests.support.synthetic import Synthetic
-from trainer.events import Notice, StepDone
 
 STEP = run_event(StepDone(step=1, total_steps=2, metrics={"step": 1.0}))
 APPEND = "import sys; open(sys.argv[1] + '/written', 'a').write('x')"

@@ -9,16 +9,16 @@ from typing import Any, cast
 
 import pytest
 
-from cluster.planning.nodes import Node
-from cluster.planning.placement import Placement, Request, size_of
-from cluster.planning.plan import plan_of
-from cluster.preflight.prepare import Prepared
-from cluster.ray_cluster.turn import own_turn
-from cluster.run.reservation import reserve
+from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.planning.placement import Placement, Request, size_of
+from agent_rft.cluster.planning.plan import plan_of
+from agent_rft.cluster.preflight.prepare import Prepared
+from agent_rft.cluster.ray_cluster.turn import own_turn
+from agent_rft.cluster.run.reservation import reserve
+from agent_rft.errors import InvalidJob
+from agent_rft.spec.nodes import NodeGroup
+from agent_rft.spec.operator.config import NOTHING_ALLOWED, JobLimits, Operator
 from tests.support.builders import job, plan
-from trainer.errors import InvalidJob
-from trainer.spec.nodes import NodeGroup
-from trainer.spec.operator.config import NOTHING_ALLOWED, JobLimits, Operator
 
 
 @dataclass

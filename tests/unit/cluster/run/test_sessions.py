@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from actors.tools.actor import DispatcherClient
-from cluster.run.sessions import JobSessions
-from trainer.errors import CannotStart, RftError, ToolFailed
-from trainer.events import Event
+from agent_rft.actors.tools.actor import DispatcherClient
+from agent_rft.cluster.run.sessions import JobSessions
+from agent_rft.errors import CannotStart, RftError, ToolFailed
+from agent_rft.events import Event
 
 
 class FakeDispatcher(DispatcherClient):

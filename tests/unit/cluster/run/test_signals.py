@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.run.signals import STOP_REQUEST, Signals
+from agent_rft.cluster.run.signals import STOP_REQUEST, Signals
 
 
 @pytest.fixture

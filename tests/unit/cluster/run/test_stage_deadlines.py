@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from actors.grading.factory import LOCAL_DEADLINE_S
-from cluster.run.actors import stage_deadlines_s
+from agent_rft.actors.grading.factory import LOCAL_DEADLINE_S
+from agent_rft.cluster.run.actors import stage_deadlines_s
+from agent_rft.spec.operator.config import ModelEndpoint, Operator
 from tests.support.builders import EXACT, job
-from trainer.spec.operator.config import ModelEndpoint, Operator
 
 URL = "https://tools.example.com"
 

@@ -9,14 +9,14 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from actors.runtime.tracing import NO_TRACES, tracer_of
-from cluster.run.step_traces import StepTraces
+from agent_rft.actors.runtime.tracing import NO_TRACES, tracer_of
+from agent_rft.cluster.run.step_traces import StepTraces
+from agent_rft.errors import Halted
+from agent_rft.events import VALIDATION, Evaluated, Event, LearnerRestarted, LossEvaluated, PhaseBegan, StepDone
+from agent_rft.spec.operator.config import TraceSettings
+from agent_rft.types import Evaluation, Group
 from tests.support.builders import group, group_request
 from tests.support.events import run_event
-from trainer.errors import Halted
-from trainer.events import VALIDATION, Evaluated, Event, LearnerRestarted, LossEvaluated, PhaseBegan, StepDone
-from trainer.spec.operator.config import TraceSettings
-from trainer.types import Evaluation, Group
 
 EVALUATION = Evaluation(4, 4, 0, 0.5, 0.1, 0.4, 0.5, 0.5, 1, 2.0, 3.0, 0.0, 20.0, 60.0, 1.5)
 STEP = {"time_step_s": 60.0, "time_wait_s": 30.0, "time_learn_s": 10.0, "sync_total_s": 2.0, "time_checkpoint_s": 5.0}

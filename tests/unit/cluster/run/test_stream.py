@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.run.plugins import MAX_WAITING, PluginSink, RunInfo, load_plugins
-from cluster.run.stream import EventStream
+from agent_rft.cluster.run.plugins import MAX_WAITING, PluginSink, RunInfo, load_plugins
+from agent_rft.cluster.run.stream import EventStream
+from agent_rft.events import EngineReplaced, Notice, PhaseBegan, RolloutsProgressed, SinkCutOff, StepDone
+from agent_rft.protocols import Sink
+from agent_rft.run_events import RunEvent
 from tests.support.events import JOB, NOW, Recording, stream_of
-from trainer.events import EngineReplaced, Notice, PhaseBegan, RolloutsProgressed, SinkCutOff, StepDone
-from trainer.protocols import Sink
-from trainer.run_events import RunEvent
 
 STEP = StepDone(step=3, total_steps=9, metrics={"step": 3.0})
 

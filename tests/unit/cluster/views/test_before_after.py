@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cluster.views.before_after import compare, paired_changes
+from agent_rft.cluster.views.before_after import compare, paired_changes
+from agent_rft.trainer.loop.evaluate import summarize
+from agent_rft.types import Grade, Group
 from tests.support.builders import group, group_request
-from trainer.loop.evaluate import summarize
-from trainer.types import Grade, Group
 
 
 def row(index: int, grade: float, held_out: float | None) -> Group:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cluster.planning.placement import Placement
-from cluster.views.busy_sides import compare_sides
+from agent_rft.cluster.planning.placement import Placement
+from agent_rft.cluster.views.busy_sides import compare_sides
 
 EIGHT = Placement(
     4, 4, 1, 4, 16, 1, "bfloat16", max_num_seqs=256, zero_stage=2, offload="none", micro_batch_tokens=8192

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.records.run_folder import RunFolder
-from cluster.views.comparison.cheaper import fewer_calls
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.views.comparison.cheaper import fewer_calls
+from agent_rft.events import FewerCalls
+from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
+from agent_rft.types import Group, ToolCall, ToolResult, Turn
 from tests.support.builders import group_request, rollout, task
-from trainer.events import FewerCalls
-from trainer.loop.checkpoint import Checkpoints, LoopState
-from trainer.types import Group, ToolCall, ToolResult, Turn
 
 ROWS = 12
 

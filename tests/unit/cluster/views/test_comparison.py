@@ -13,26 +13,26 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cluster.preflight.resumed import digests_of
-from cluster.records.redact import plain
-from cluster.records.run_folder import RunFolder
-from cluster.views.comparison import charts
-from cluster.views.comparison.charts import histogram, interval_bar, scatter
-from cluster.views.comparison.compare import NO_TOOL, Change, Comparison, compare_sides, comparison_json
-from cluster.views.comparison.page import write_page, write_png
-from cluster.views.comparison.side import MEASURES, Side, rows_of
-from cluster.views.comparison.sides import recorded_evaluation, sides_of
-from cluster.views.comparison.table import print_comparison
+from agent_rft.cluster.preflight.resumed import digests_of
+from agent_rft.cluster.records.redact import plain
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.views.comparison import charts
+from agent_rft.cluster.views.comparison.charts import histogram, interval_bar, scatter
+from agent_rft.cluster.views.comparison.compare import NO_TOOL, Change, Comparison, compare_sides, comparison_json
+from agent_rft.cluster.views.comparison.page import write_page, write_png
+from agent_rft.cluster.views.comparison.side import MEASURES, Side, rows_of
+from agent_rft.cluster.views.comparison.sides import recorded_evaluation, sides_of
+from agent_rft.cluster.views.comparison.table import print_comparison
+from agent_rft.errors import UserError
+from agent_rft.events import Evaluated
+from agent_rft.metrics import EVALUATION
+from agent_rft.metrics.intervals import Interval, paired_bootstrap
+from agent_rft.spec.plan import resolve
+from agent_rft.trainer.loop.evaluate import summarize
+from agent_rft.types import Grade, Group, Rollout, ToolCall, ToolResult, Turn
 from tests.support.builders import group_request, rollout, task
 from tests.support.events import run_event
 from tests.support.synthetic import Synthetic
-from trainer.errors import UserError
-from trainer.events import Evaluated
-from trainer.loop.evaluate import summarize
-from trainer.metrics import EVALUATION
-from trainer.metrics.intervals import Interval, paired_bootstrap
-from trainer.spec.plan import resolve
-from trainer.types import Grade, Group, Rollout, ToolCall, ToolResult, Turn
 
 BROWSER = """#!/bin/sh
 for a; do case $a in --screenshot=*) out=${a#*=};; file:*) in=${a#file://};; esac; done

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import yaml
 
-from cluster.records.run_folder import RunFolder
-from cluster.views.ending import next_steps
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.views.ending import next_steps
+from agent_rft.events import AlarmRaised
+from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
 from tests.docs.test_blocks import commands, parse
 from tests.support.events import run_event
 from tests.support.synthetic import Synthetic
-from trainer.events import AlarmRaised
-from trainer.loop.checkpoint import Checkpoints, LoopState
 
 
 async def nothing(path: Path) -> None: ...

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from cluster.views.live import LiveView, before_after_table, duration, safe_text, trend
+from agent_rft.cluster.views.live import LiveView, before_after_table, duration, safe_text, trend
+from agent_rft.events import Evaluated, Notice, PhaseBegan, RolloutsProgressed, StepDone
+from agent_rft.trainer.loop.evaluate import summarize
+from agent_rft.types import Grade, Group
 from tests.support.builders import group, group_request
 from tests.support.events import run_event, stream_of
-from trainer.events import Evaluated, Notice, PhaseBegan, RolloutsProgressed, StepDone
-from trainer.loop.evaluate import summarize
-from trainer.types import Grade, Group
 
 
 def console(terminal, width=100):

@@ -10,11 +10,11 @@ from xml.etree import ElementTree as ET
 
 from rich.console import Console
 
-from cluster.records.run_folder import RunFolder
-from cluster.views.readiness.page import MAX_MARKS, page_of, plot_of, write_page
-from cluster.views.readiness.text import print_readiness
+from agent_rft.cluster.readiness.findings import Readiness, readiness_of
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.views.readiness.page import MAX_MARKS, page_of, plot_of, write_page
+from agent_rft.cluster.views.readiness.text import print_readiness
 from tests.support.builders import group, group_request, job, plan, task
-from trainer.readiness.findings import Readiness, readiness_of
 
 HOSTILE = "<script>alert('x')</script> & [bold]"
 

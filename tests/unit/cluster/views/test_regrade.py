@@ -7,14 +7,14 @@ from aiohttp import web
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cluster.views.regrade import Case, grade_file, read_cases, read_grader
-from cluster.views.regrade_report import changes_of, print_changes, print_summary, summary_of
-from serve.cli.main import app
+from agent_rft.cli.main import app
+from agent_rft.cluster.views.regrade import Case, grade_file, read_cases, read_grader
+from agent_rft.cluster.views.regrade_report import changes_of, print_changes, print_summary, summary_of
+from agent_rft.errors import EndpointRefused, GraderFailed, InvalidJob, RftError, UserError
+from agent_rft.spec.operator.config import ModelEndpoint, Operator
+from agent_rft.types import Grade
 from tests.support.builders import EXACT
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says
-from trainer.errors import EndpointRefused, GraderFailed, InvalidJob, RftError, UserError
-from trainer.spec.operator.config import ModelEndpoint, Operator
-from trainer.types import Grade
 
 NONE = Operator()
 

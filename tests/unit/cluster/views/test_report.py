@@ -6,14 +6,14 @@ from html.parser import HTMLParser
 import pytest
 from typer.testing import CliRunner
 
-from cluster.records.run_folder import RunFolder
-from cluster.views.report.page import write_report
-from cluster.views.report.rows import MAX_CHARS, SHOWN_ROWS, SHOWN_TRIES, rows_of
-from serve.cli.main import app
+from agent_rft.cli.main import app
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.views.report.page import write_report
+from agent_rft.cluster.views.report.rows import MAX_CHARS, SHOWN_ROWS, SHOWN_TRIES, rows_of
+from agent_rft.events import AlarmRaised, JobEnded, Notice, StepDone
+from agent_rft.types import Grade, Group, Turn
 from tests.support.builders import group, group_request, rollout
 from tests.support.events import run_event, stream_of
-from trainer.events import AlarmRaised, JobEnded, Notice, StepDone
-from trainer.types import Grade, Group, Turn
 
 
 class Page(HTMLParser):

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cluster.records.wanted import Wanted
-from cluster.views.export import COLUMNS, export_traces, rows_of
-from cluster.views.traces import Trace, find_traces, pairs_of, print_pairs
+from agent_rft.cluster.records.wanted import Wanted
+from agent_rft.cluster.views.export import COLUMNS, export_traces, rows_of
+from agent_rft.cluster.views.traces import Trace, find_traces, pairs_of, print_pairs
+from agent_rft.errors import UserError
+from agent_rft.types import Discarded, Rollout
 from tests.support.builders import group_request, rollout
-from trainer.errors import UserError
-from trainer.types import Discarded, Rollout
 
 REPO = Path(__file__).parents[4]
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from cluster.records.run_folder import RunFolder
-from cluster.views.traces import facts, print_traces, said, trace_json
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.views.traces import facts, print_traces, said, trace_json
+from agent_rft.errors import UserError
+from agent_rft.types import Rollout, ToolCall, ToolResult, Turn
 from tests.support.builders import group_request, rollout
 from tests.support.traces import select_traces
-from trainer.errors import UserError
-from trainer.types import Rollout, ToolCall, ToolResult, Turn
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import httpx
 import pytest
 from fastapi import APIRouter
 
-from cluster.stores.keys import KeyStore
-from cluster.stores.sessions import SESSION_S, SessionStore
-from serve.console.session import make_router
-from serve.http.app import create_app
-from serve.http.auth import Reader, Writer
+from agent_rft.serve.console.session import make_router
+from agent_rft.serve.http.app import create_app
+from agent_rft.serve.http.auth import Reader, Writer
+from agent_rft.serve.stores.keys import KeyStore
+from agent_rft.serve.stores.sessions import SESSION_S, SessionStore
 from tests.support.jobs import database_with_tables, fixture_of
 
 URL = "/v1/console/session"

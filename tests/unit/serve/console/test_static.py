@@ -9,8 +9,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from serve.console.static import BUNDLE, mount
-from serve.http.app import create_app
+from agent_rft.serve.console.static import BUNDLE, mount
+from agent_rft.serve.http.app import create_app
 from tests.support.api import FakeKeys
 
 

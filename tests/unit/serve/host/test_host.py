@@ -14,16 +14,16 @@ from fastapi import APIRouter, FastAPI
 from pydantic import ValidationError
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 
-from cluster.stores.database import Database
-from serve.deployment import app_of, build, lifespan_of
-from serve.host.listener import listening, reserved_port
-from serve.host.services import Services
-from serve.host.state import ServerState, StateLocations
-from serve.http.app import create_app
-from serve.http.auth import KEY_CACHE_S
+from agent_rft.errors import UserError
+from agent_rft.serve.deployment import app_of, build, lifespan_of
+from agent_rft.serve.host.listener import listening, reserved_port
+from agent_rft.serve.host.services import Services
+from agent_rft.serve.host.state import ServerState, StateLocations
+from agent_rft.serve.http.app import create_app
+from agent_rft.serve.http.auth import KEY_CACHE_S
+from agent_rft.serve.stores.database import Database
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
 from tests.support.api import TOKEN, FakeKeys, openai_of
-from trainer.errors import UserError
-from trainer.spec.operator.config import NOTHING_ALLOWED
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.records.run_folder import RunFolder
-from cluster.stores.job_store import JobStore
-from serve.host.one_run import Mirror, app_of
-from serve.host.state import ServerState, StateLocations
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.events import JobEnded, JobStarted, Outcome, StepDone
+from agent_rft.serve.host.one_run import Mirror, app_of
+from agent_rft.serve.host.state import ServerState, StateLocations
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
 from tests.support.events import run_event
 from tests.support.synthetic import Synthetic
-from trainer.events import JobEnded, JobStarted, Outcome, StepDone
-from trainer.spec.operator.config import NOTHING_ALLOWED
 
 JOBS, SESSION = "/v1/fine_tuning/jobs", "/v1/console/session"
 

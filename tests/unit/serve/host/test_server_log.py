@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from serve.host.server_log import LogFollower, ServerLog
+from agent_rft.serve.host.server_log import LogFollower, ServerLog
 
 
 class Job(BaseModel):

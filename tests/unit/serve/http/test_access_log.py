@@ -6,7 +6,7 @@ import json
 import stat
 from pathlib import Path
 
-from serve.http.access_log import Access, AccessLog
+from agent_rft.serve.http.access_log import Access, AccessLog
 
 LINE = Access("2026-11-22T10:00:00.000+00:00", "req_1", None, "GET", "/v1/models", 401, 0.5)
 

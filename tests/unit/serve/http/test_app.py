@@ -15,16 +15,17 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from sqlalchemy.exc import OperationalError
 
-from actors.runtime.recorder import Recorder
-from cluster.stores.keys import ApiKey
-from serve.http.auth import Admin, RateLimit, Reader, Writer
-from serve.http.errors import ApiError, internal_error
-from serve.http.pages import LIMIT, After
-from serve.http.schemas.base import ListEntry, Page
-from serve.http.sse import event_stream
+from agent_rft.actors.runtime.recorder import Recorder
+from agent_rft.errors import InvalidJob, Problem
+from agent_rft.serve.http.auth import Admin, RateLimit, Reader, Writer
+from agent_rft.serve.http.errors import internal_error
+from agent_rft.serve.http.pages import LIMIT, After
+from agent_rft.serve.http.schemas.base import ListEntry, Page
+from agent_rft.serve.http.sse import event_stream
+from agent_rft.serve.stores.keys import ApiKey
+from agent_rft.spec.operator.config import ServerLimits
+from agent_rft.wire.errors import ApiError
 from tests.support.api import TOKEN, client_of
-from trainer.errors import InvalidJob, Problem
-from trainer.spec.operator.config import ServerLimits
 
 Limit = Annotated[int, Query(ge=1, le=10, description=LIMIT)]
 

@@ -11,17 +11,17 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from sqlalchemy.exc import OperationalError
 
-from cluster.stores.audit import Outcome
-from cluster.stores.blobs import FolderBlobs
-from cluster.stores.database import Database, DatabaseError
-from cluster.stores.file_store import FileStore
-from serve.host.services import Services
-from serve.host.state import ServerState, StateLocations
-from serve.http.audit import ACTIONS
-from serve.http.auth import Writer
-from serve.routes.files import make_router
+from agent_rft.cluster.records.blobs import FolderBlobs
+from agent_rft.serve.host.services import Services
+from agent_rft.serve.host.state import ServerState, StateLocations
+from agent_rft.serve.http.audit import ACTIONS
+from agent_rft.serve.http.auth import Writer
+from agent_rft.serve.routes.files import make_router
+from agent_rft.serve.stores.audit import Outcome
+from agent_rft.serve.stores.database import Database, DatabaseError
+from agent_rft.serve.stores.file_store import FileStore
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
 from tests.support.api import client_of
-from trainer.spec.operator.config import NOTHING_ALLOWED
 
 CHANGES_NOTHING = frozenset(
     {

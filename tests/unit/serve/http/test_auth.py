@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from serve.http.auth import KEY_CACHE_S, Authenticator, RateLimit
-from serve.http.errors import ApiError
+from agent_rft.serve.http.auth import KEY_CACHE_S, Authenticator, RateLimit
+from agent_rft.wire.errors import ApiError
 from tests.support.api import TOKEN, FakeKeys
 
 

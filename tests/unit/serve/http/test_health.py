@@ -11,12 +11,12 @@ from unittest import TestCase
 
 import httpx
 
-from serve.deployment import Api, app_of
-from serve.host.services import Services
-from serve.host.state import ServerState, StateLocations
-from serve.http.app import Dependencies
+from agent_rft.serve.deployment import Api, app_of
+from agent_rft.serve.host.services import Services
+from agent_rft.serve.host.state import ServerState, StateLocations
+from agent_rft.serve.http.app import Dependencies
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
 from tests.support.api import client_of
-from trainer.spec.operator.config import NOTHING_ALLOWED
 
 
 def fail() -> None:

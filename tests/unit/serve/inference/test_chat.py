@@ -11,16 +11,16 @@ import openai
 import pytest
 import pytest_asyncio
 
-from cluster.stores.model_registry import ModelRegistry
-from cluster.stores.secrets import FixedSecrets, Master, SecretBox
-from serve.http.trials import Trials
-from serve.inference import chat, responses
-from serve.routes import models
+from agent_rft.serve.http.trials import Trials
+from agent_rft.serve.inference import chat, responses
+from agent_rft.serve.routes import models
+from agent_rft.serve.stores.model_registry import ModelRegistry
+from agent_rft.serve.stores.secrets import FixedSecrets, Master, SecretBox
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
 from tests.support.api import client_of, openai_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
 from tests.support.fake_models import FakeModels, call, turn
 from tests.support.jobs import database_with_tables
-from trainer.spec.operator.config import NOTHING_ALLOWED
 
 BOX = SecretBox(FixedSecrets((Master("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="),)))
 USER: Any = {"role": "user", "content": "what was debt?"}

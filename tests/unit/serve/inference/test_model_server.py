@@ -12,13 +12,12 @@ from unittest import TestCase
 import openai
 import pytest
 
-from actors.engine.chat.chat_engine import CannotServe
-from actors.engine.chat.chat_model import ChatModel, Refusal
-from cluster.stores.model_registry import ModelRecord, ModelRegistry, UnknownModel
-from cluster.stores.secrets import FixedSecrets, Master, SecretBox
-from serve.http.errors import ApiError
-from serve.inference import chat, responses
-from serve.inference.model_server import (
+from agent_rft.actors.engine.chat.chat_engine import CannotServe
+from agent_rft.actors.engine.chat.chat_model import ChatModel, Refusal
+from agent_rft.chat.serving import ServeSettings
+from agent_rft.errors import EngineFailed, UserError
+from agent_rft.serve.inference import chat, responses
+from agent_rft.serve.inference.model_server import (
     RELEASE_IDLE_S,
     RELEASE_POLL_S,
     START_TIMEOUT_S,
@@ -27,14 +26,15 @@ from serve.inference.model_server import (
     NotServed,
     ServedModels,
 )
+from agent_rft.serve.stores.model_registry import ModelRecord, ModelRegistry, UnknownModel
+from agent_rft.serve.stores.secrets import FixedSecrets, Master, SecretBox
+from agent_rft.spec.operator.config import NOTHING_ALLOWED, EngineLimits
+from agent_rft.wire.errors import ApiError
 from tests.support.api import client_of, openai_of
 from tests.support.fake_models import FakeModels, turn
 from tests.support.fakes_http import FakeTime, until
 from tests.support.jobs import database_with_tables
 from tests.support.tiny_model import WITHOUT_TOOLS, write_tiny_model
-from trainer.chat.serving import ServeSettings
-from trainer.errors import EngineFailed, UserError
-from trainer.spec.operator.config import NOTHING_ALLOWED, EngineLimits
 
 
 class FakeHosting:

@@ -8,13 +8,13 @@ from typing import Any
 import openai
 import pytest
 
-from cluster.stores.secrets import FixedSecrets, Master, SecretBox
-from serve.http.errors import ApiError
-from serve.http.trials import Trials
-from serve.inference.responses import make_router
+from agent_rft.serve.http.trials import Trials
+from agent_rft.serve.inference.responses import make_router
+from agent_rft.serve.stores.secrets import FixedSecrets, Master, SecretBox
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.wire.errors import ApiError
 from tests.support.api import TOKEN, client_of, openai_of
 from tests.support.fake_models import FakeModels, call, turn
-from trainer.spec.operator.config import NOTHING_ALLOWED
 
 BOX = SecretBox(FixedSecrets((Master("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="),)))
 TOOL: Any = {"type": "function", "name": "cat", "description": "reads", "parameters": {"type": "object"}}

@@ -14,15 +14,15 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from cluster.stores.blobs import FolderBlobs
-from cluster.stores.database import Database
-from cluster.stores.file_store import FileStore
-from cluster.stores.migrate import migrate
-from serve.http.trials import Trials
-from serve.routes import files, graders
+from agent_rft.cluster.records.blobs import FolderBlobs
+from agent_rft.serve.http.trials import Trials
+from agent_rft.serve.routes import files, graders
+from agent_rft.serve.stores.database import Database
+from agent_rft.serve.stores.file_store import FileStore
+from agent_rft.serve.stores.migrate import migrate
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
 from tests.support.api import client_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
-from trainer.spec.operator.config import NOTHING_ALLOWED
 
 RUN = "/v1/fine_tuning/alpha/graders/run"
 VALIDATE = "/v1/fine_tuning/alpha/graders/validate"

@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx
 
-from cluster.jobs.comparisons import Comparisons
-from cluster.records.run_folder import RunFolder
-from serve.routes.comparison import make_router
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.serve.jobs.comparisons import Comparisons
+from agent_rft.serve.routes.comparison import make_router
 from tests.support.api import body_of, client_of
 from tests.support.builders import group, group_request, task
 from tests.support.jobs import FolderJobs, fixture_of

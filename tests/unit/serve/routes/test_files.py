@@ -10,9 +10,9 @@ from typing import Any
 import openai
 import pytest
 
-from cluster.stores.blobs import FolderBlobs
-from cluster.stores.file_store import FileStore
-from serve.routes.files import make_router
+from agent_rft.cluster.records.blobs import FolderBlobs
+from agent_rft.serve.routes.files import make_router
+from agent_rft.serve.stores.file_store import FileStore
 from tests.support.api import by_hand, client_of, openai_of
 from tests.support.jobs import database_with_tables, fixture_of
 

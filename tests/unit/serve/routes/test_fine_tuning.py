@@ -9,14 +9,14 @@ from typing import Any
 import openai
 import pytest
 
-from cluster.jobs.logs import JobLogs
-from cluster.stores.job_tables import JobError
-from serve.routes.fine_tuning import make_router
+from agent_rft.serve.jobs.logs import JobLogs
+from agent_rft.serve.routes.fine_tuning import make_router
+from agent_rft.serve.stores.job_tables import JobError
+from agent_rft.spec.operator.config import ModelEndpoint, Operator
 from tests.support.api import body_of, client_of, openai_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
 from tests.support.builders import EXACT
 from tests.support.jobs import BODY, TOOL, FolderJobs, fixture_of, job_service
-from trainer.spec.operator.config import ModelEndpoint, Operator
 
 JOBS = "/v1/fine_tuning/jobs"
 REINFORCEMENT = BODY["method"]["reinforcement"]

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from actors.grading.slots import TrialSlots
-from serve.http.trials import Trials
-from serve.routes.graders import make_router
+from agent_rft.actors.grading.slots import TrialSlots
+from agent_rft.serve.http.trials import Trials
+from agent_rft.serve.routes.graders import make_router
+from agent_rft.spec.operator.config import ModelEndpoint, Operator
 from tests.support.api import client_of, openai_of
 from tests.support.bad_requests import SECRET
 from tests.support.fakes_http import LOCAL, FakeEndpoint, MovableLoop, hangs, in_movable_time, says, until
-from trainer.spec.operator.config import ModelEndpoint, Operator
 
 EXACT = {
     "type": "string_check",

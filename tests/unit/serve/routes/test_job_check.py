@@ -6,12 +6,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from cluster.jobs.draft import Draft
-from serve.routes import fine_tuning, job_check
+from agent_rft.errors import Problem, RftError
+from agent_rft.serve.jobs.draft import Draft
+from agent_rft.serve.routes import fine_tuning, job_check
 from tests.support.api import body_of, client_of
 from tests.support.bad_requests import SECRET
 from tests.support.jobs import BODY, FolderJobs, fixture_of, job_service
-from trainer.errors import Problem, RftError
 
 URL = "/v1/fine_tuning/jobs/check"
 ROW = Problem("broken_json", "training_file", "is not JSON", "write JSON", None, 3, "3, 5")

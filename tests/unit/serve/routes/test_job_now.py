@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from cluster.records.run_folder import RunFolder
-from serve.routes.job_now import make_router
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.serve.routes.job_now import make_router
 from tests.support.api import client_of
 from tests.support.jobs import FolderJobs, fixture_of
 

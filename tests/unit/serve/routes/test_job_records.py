@@ -14,21 +14,21 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from cluster.jobs.records import JobRecords
-from cluster.records.rollout_index import Order
-from cluster.records.run_folder import RunFolder
-from cluster.records.wanted import Wanted
-from serve.cli.traces import ServerTraces
-from serve.routes.job_records import make_router
+from agent_rft.cli.traces import ServerTraces
+from agent_rft.cluster.records.rollout_index import Order
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.records.wanted import Wanted
+from agent_rft.errors import UserError
+from agent_rft.events import LearnerRestarted
+from agent_rft.serve.jobs.records import JobRecords
+from agent_rft.serve.routes.job_records import make_router
+from agent_rft.types import Discarded, Group, Turn
 from tests.support.api import client_of, sync_client_of
 from tests.support.bad_requests import Bad, check_refused
 from tests.support.builders import group_request, rollout
 from tests.support.events import run_event
 from tests.support.jobs import FolderJobs, fixture_of
 from tests.support.synthetic import Synthetic
-from trainer.errors import UserError
-from trainer.events import LearnerRestarted
-from trainer.types import Discarded, Group, Turn
 
 PRIVATE = "connection to 10.1.2.3:8700 refused"
 
@@ -291,7 +291,7 @@ async def test_bad_requests_are_refused(server: Server, subtests: pytest.Subtest
 
 
 def test_the_command_line_reads_a_servers_job_as_it_reads_a_folder(server: Server) -> None:
-    from cluster.views.traces import find_traces, trace_json
+    from agent_rft.cluster.views.traces import find_traces, trace_json
 
     wanted: list[tuple[Wanted, Order, int | None]] = [
         (Wanted(step=3), "oldest", None),

@@ -13,15 +13,15 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.jobs.feed import MAX_EVENTS, Feed, Position, StepMetrics
-from cluster.records.run_folder import RunFolder
-from cluster.stores.job_states import UnknownJob
-from cluster.stores.job_tables import EventRecord, JobRecord
-from serve.routes.job_stream import Pace, make_router
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.events import StepDone
+from agent_rft.serve.jobs.feed import MAX_EVENTS, Feed, Position, StepMetrics
+from agent_rft.serve.routes.job_stream import Pace, make_router
+from agent_rft.serve.stores.job_states import UnknownJob
+from agent_rft.serve.stores.job_tables import EventRecord, JobRecord
 from tests.support.api import by_hand, client_of
 from tests.support.events import run_event
 from tests.support.jobs import FolderJobs, fixture_of
-from trainer.events import StepDone
 
 AT_ONCE = Pace(looks=1)
 

@@ -9,16 +9,16 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.jobs.service import JobService
-from cluster.stores.secrets import CannotOpen
-from serve.http.trials import Trials
-from serve.routes import fine_tuning, job_tools
+from agent_rft.errors import CannotOpen
+from agent_rft.serve.http.trials import Trials
+from agent_rft.serve.jobs.service import JobService
+from agent_rft.serve.routes import fine_tuning, job_tools
+from agent_rft.spec.operator.config import NOTHING_ALLOWED
 from tests.support.api import TOKEN, client_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
 from tests.support.builders import raw_job
 from tests.support.fakes_http import LOCAL, FakeEndpoint, MovableLoop, hangs, in_movable_time, says, until
 from tests.support.jobs import BODY, NO_LOGS, FolderJobs, KnownFiles, KnownModels, ReversingBox, fixture_of
-from trainer.spec.operator.config import NOTHING_ALLOWED
 
 JOBS = "/v1/fine_tuning/jobs"
 SEARCH: dict[str, Any] = {"json": {"name": "search"}}

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.stores.keys import KeyStore
-from serve.routes.keys import make_router
+from agent_rft.serve.routes.keys import make_router
+from agent_rft.serve.stores.keys import KeyStore
 from tests.support.api import body_of, client_of
 from tests.support.jobs import database_with_tables, fixture_of
 

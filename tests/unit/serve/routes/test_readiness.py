@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve.routes import fine_tuning, readiness
+from agent_rft.serve.routes import fine_tuning, readiness
 from tests.support.api import body_of, client_of
 from tests.support.jobs import BODY, FolderJobs, fixture_of, job_service
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainer.algorithm.advantage import advantages, signal_of
-from trainer.spec.job import Advantage
+from agent_rft.spec.job import Advantage
+from agent_rft.trainer.algorithm.advantage import advantages, signal_of
 
 REWARDS = np.array([1.0, 0.0, 0.5, 0.5])
 ALGORITHMS: list[Advantage] = ["centred", "grpo", "rloo"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.algorithm import loss
+from agent_rft.trainer.algorithm import loss
 
 
 def t(*values: float) -> Tensor:

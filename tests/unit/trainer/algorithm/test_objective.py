@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.algorithm import loss as terms
-from trainer.algorithm import objective
-from trainer.model.batch import WeightedSequence, pack
-from trainer.model.policy import DeviceBatch
-from trainer.spec.job import AlgorithmSpec
-from trainer.types import TrainSequence
+from agent_rft.spec.job import AlgorithmSpec
+from agent_rft.trainer.algorithm import loss as terms
+from agent_rft.trainer.algorithm import objective
+from agent_rft.trainer.model.batch import WeightedSequence, pack
+from agent_rft.trainer.model.policy import DeviceBatch
+from agent_rft.types import TrainSequence
 
 CPU = torch.device("cpu")
 ENGINE = [0.5, 0.25, 0.1]

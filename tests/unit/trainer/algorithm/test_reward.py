@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.algorithm.reward import KEPT_SHARE, reward_of
-from trainer.spec.job import RewardSpec
-from trainer.types import Grade
+from agent_rft.spec.job import RewardSpec
+from agent_rft.trainer.algorithm.reward import KEPT_SHARE, reward_of
+from agent_rft.types import Grade
 
 SPEC = RewardSpec(
     tool_call_budget=2, tool_call_penalty=0.03, turn_penalty=0.05, token_penalty=1e-4, time_penalty_per_s=0.01

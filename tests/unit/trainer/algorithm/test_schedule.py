@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from trainer.algorithm.schedule import learning_rate
+from agent_rft.trainer.algorithm.schedule import learning_rate
 
 
 def rates(total: int, schedule: Literal["constant", "linear", "cosine"]) -> list[float]:

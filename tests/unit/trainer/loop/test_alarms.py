@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from agent_rft.events import AlarmRaised
+from agent_rft.trainer.loop.alarms import Alarms
+from agent_rft.types import Rollout
 from tests.support.builders import group_request, rollout
-from trainer.events import AlarmRaised
-from trainer.loop.alarms import Alarms
-from trainer.types import Rollout
 
 ROLLOUTS: list[Rollout] = [rollout(group_request(), i, grade=i / 8, sampled=3 + i) for i in range(8)]
 CALM = {"train_mean_grade": 0.5, "completion_tokens_mean": 50.0, "tool_calls_mean": 4.0}

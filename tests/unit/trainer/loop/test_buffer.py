@@ -6,8 +6,8 @@ import asyncio
 
 import numpy as np
 
+from agent_rft.trainer.loop.buffer import TRAIN, Buffer
 from tests.support.builders import group, group_request
-from trainer.loop.buffer import TRAIN, Buffer
 
 LEARNS, ALIKE = [0.0, 1.0], [1.0, 1.0]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.errors import UserError
-from trainer.loop.checkpoint import Checkpoints, LoopState
+from agent_rft.errors import UserError
+from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
 
 
 async def test_a_checkpoint_that_is_being_written_or_removed_is_none(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from agent_rft.problems.zero_variance import CAUSES, Diagnosis, how_many
+from agent_rft.trainer.loop.buffer import Batch
+from agent_rft.trainer.loop.diagnosis import ERROR_CHARS, diagnose
+from agent_rft.types import Discarded, Grade, Group, ToolCall, ToolResult, Turn
 from tests.support.builders import group, group_request, task
-from trainer.loop.buffer import Batch
-from trainer.loop.diagnosis import ERROR_CHARS, diagnose
-from trainer.problem_codes.zero_variance import CAUSES, Diagnosis, how_many
-from trainer.types import Discarded, Grade, Group, ToolCall, ToolResult, Turn
 
 TOOL = {"type": "function", "function": {"name": "cat"}}
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from agent_rft.events import EarlyStopped, Evaluated
+from agent_rft.spec.early_stop import EarlyStop
+from agent_rft.spec.job import CheckpointInterval
+from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState, best_checkpoint
+from agent_rft.trainer.loop.validation import is_over, num_without_gain
+from agent_rft.types import Group, GroupRequest
 from tests.support.fakes import FakeRollouts
 from tests.support.loops import EACH_STEP, NEVER, Killed, Made, killed_in
-from trainer.events import EarlyStopped, Evaluated
-from trainer.loop.checkpoint import Checkpoints, LoopState, best_checkpoint
-from trainer.loop.validation import is_over, num_without_gain
-from trainer.spec.early_stop import EarlyStop
-from trainer.spec.job import CheckpointInterval
-from trainer.types import Group, GroupRequest
 
 REWARDS = [0.1, 0.3, 0.5, 0.4, 0.5, 0.45, 0.9, 0.9]
 """Rewards of the validations at each version: the best is at 2, and 3 to 5 bring no gain."""

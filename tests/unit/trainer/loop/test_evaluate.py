@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from agent_rft.trainer.loop.evaluate import summarize
+from agent_rft.types import Grade, Group
 from tests.support.builders import group, group_request, rollout
-from trainer.loop.evaluate import summarize
-from trainer.types import Grade, Group
 
 
 @pytest.mark.parametrize(("threshold", "passed"), [(1.0, 1 / 4), (0.5, 3 / 4), (0.51, 2 / 4), (0.0, 1.0)])

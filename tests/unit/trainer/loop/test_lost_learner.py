@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from agent_rft.errors import LearnerFailed
+from agent_rft.events import CheckpointSaved, LearnerRestarted
+from agent_rft.types import Group, GroupRequest, StepReport, SyncReport
 from tests.support.fakes import FakeLearner
 from tests.support.loops import (
     EACH_STEP,
@@ -19,9 +22,6 @@ from tests.support.loops import (
     some_without_signal,
     undisturbed,
 )
-from trainer.errors import LearnerFailed
-from trainer.events import CheckpointSaved, LearnerRestarted
-from trainer.types import Group, GroupRequest, StepReport, SyncReport
 
 
 @pytest.mark.parametrize("lost_in", ["step", "snapshot", "write", "publish"])

@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.fakes import FakeLearner, FakeRollouts
-from tests.support.loops import NEVER, Made
-from trainer.errors import EndpointRefused, Halted
-from trainer.events import (
+from agent_rft.errors import EndpointRefused, Halted
+from agent_rft.events import (
     BatchStarved,
     EngineLearnerGap,
     Evaluated,
@@ -25,8 +23,10 @@ from trainer.events import (
     NoToolCalls,
     UpdateSkipped,
 )
-from trainer.metrics import STEP_METRICS, metric_of
-from trainer.types import GroupRequest, StepReport, ToolCall, ToolResult, Turn
+from agent_rft.metrics import STEP_METRICS, metric_of
+from agent_rft.types import GroupRequest, StepReport, ToolCall, ToolResult, Turn
+from tests.support.fakes import FakeLearner, FakeRollouts
+from tests.support.loops import NEVER, Made
 
 TOOL = {"type": "function", "function": {"name": "cat", "parameters": {}}}
 

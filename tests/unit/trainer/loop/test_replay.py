@@ -15,6 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent_rft.errors import Halted, UserError
+from agent_rft.events import CheckpointSaved, DiskFreed, DiskFull, UpdatesReplayed
+from agent_rft.spec.job import CheckpointInterval
+from agent_rft.trainer.loop.buffer import Batch
+from agent_rft.trainer.loop.checkpoint import LoopState
+from agent_rft.trainer.loop.journal import Journal
+from agent_rft.types import Group, GroupRequest, StepReport
 from tests.support.builders import group, group_request, rollout
 from tests.support.fakes import FakeLearner
 from tests.support.loops import (
@@ -28,13 +35,6 @@ from tests.support.loops import (
     some_without_signal,
     undisturbed,
 )
-from trainer.errors import Halted, UserError
-from trainer.events import CheckpointSaved, DiskFreed, DiskFull, UpdatesReplayed
-from trainer.loop.buffer import Batch
-from trainer.loop.checkpoint import LoopState
-from trainer.loop.journal import Journal
-from trainer.spec.job import CheckpointInterval
-from trainer.types import Group, GroupRequest, StepReport
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from agent_rft.events import CheckpointIntervalChanged, CheckpointSaved, TrainingWaitedForCheckpoint
+from agent_rft.spec.job import CheckpointInterval
+from agent_rft.trainer.loop.checkpoint import Checkpoints
+from agent_rft.trainer.loop.disk import Disk
+from agent_rft.trainer.loop.saving import Progress
 from tests.support.fakes import FakeLearner, FakeSink
-from trainer.events import CheckpointIntervalChanged, CheckpointSaved, TrainingWaitedForCheckpoint
-from trainer.loop.checkpoint import Checkpoints
-from trainer.loop.disk import Disk
-from trainer.loop.saving import Progress
-from trainer.spec.job import CheckpointInterval
 
 
 class SlowWrites(FakeLearner):

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
+from agent_rft.chat.conversation import Sample
+from agent_rft.errors import LearnerFailed
+from agent_rft.events import CheckpointSaved, LossEvaluated
+from agent_rft.metrics import metric_of
+from agent_rft.spec.job import CheckpointInterval
+from agent_rft.trainer.loop.checkpoint import Checkpoints
+from agent_rft.trainer.loop.restarts import PAUSES_S
+from agent_rft.trainer.loop.supervised import SupervisedLoop
+from agent_rft.trainer.model.batch import WeightedSequence
+from agent_rft.types import StepReport
 from tests.support.builders import plan, task
 from tests.support.fakes import FakeLearner, FakeSink
 from tests.support.loops import EACH_STEP, NEVER, Killed, counting
-from trainer.chat.conversation import Sample
-from trainer.errors import LearnerFailed
-from trainer.events import CheckpointSaved, LossEvaluated
-from trainer.loop.checkpoint import Checkpoints
-from trainer.loop.restarts import PAUSES_S
-from trainer.loop.supervised import SupervisedLoop
-from trainer.metrics import metric_of
-from trainer.model.batch import WeightedSequence
-from trainer.spec.job import CheckpointInterval
-from trainer.types import StepReport
 
 EVERY_THIRD = CheckpointInterval(minutes=None, steps=3)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from actors.runtime.turns import Turns
+from agent_rft.actors.runtime.turns import Turns
+from agent_rft.errors import LearnerFailed
+from agent_rft.types import Group, GroupRequest, StepReport, SyncReport, TrainSequence
 from tests.support.fakes import FakeLearner, FakeRollouts
 from tests.support.loops import EACH_STEP, RUN, Made
-from trainer.errors import LearnerFailed
-from trainer.types import Group, GroupRequest, StepReport, SyncReport, TrainSequence
 
 
 class Engines(FakeRollouts):

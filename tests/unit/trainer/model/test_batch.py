@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.model.batch import AnySequence, MicroBatch, WeightedSequence, pack, split_updates
-from trainer.types import TrainSequence
+from agent_rft.trainer.model.batch import AnySequence, MicroBatch, WeightedSequence, pack, split_updates
+from agent_rft.types import TrainSequence
 
 
 def sequence(length: int, seed: int = 0, advantage: float = 1.0) -> TrainSequence:

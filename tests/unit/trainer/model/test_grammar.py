@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from actors.engine.grammar.structure import turn_structure
+from agent_rft.actors.engine.grammar.structure import turn_structure
+from agent_rft.chat.families.hermes import HERMES
+from agent_rft.chat.renderer import Renderer
+from agent_rft.trainer.model.batch import MicroBatch, TokenMasks, pack
+from agent_rft.trainer.model.grammar import Grammars
+from agent_rft.types import TrainSequence
 from tests.support.paths import BASE
-from trainer.chat.families.hermes import HERMES
-from trainer.chat.renderer import Renderer
-from trainer.model.batch import MicroBatch, TokenMasks, pack
-from trainer.model.grammar import Grammars
-from trainer.types import TrainSequence
 
 SCHEMA = {
     "type": "object",

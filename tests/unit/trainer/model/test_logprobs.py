@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainer.algorithm.loss import clipped_surrogate
-from trainer.model.logprobs import LogitChange, TokenLogProbs
+from agent_rft.trainer.algorithm.loss import clipped_surrogate
+from agent_rft.trainer.model.logprobs import LogitChange, TokenLogProbs
 
 VOCABULARY, SIZE, NUM_ROWS = 13, 5, 7
 ROW_BYTES = 4 * VOCABULARY

@@ -10,13 +10,20 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from agent_rft.errors import UserError
+from agent_rft.spec.lora import LoraSpec
+from agent_rft.trainer.model.lora import (
+    adapter_tensors,
+    add_adapter,
+    as_start,
+    linear_shapes,
+    targets_of,
+    tensor_shapes,
+)
+from agent_rft.trainer.model.policy import Policy, load_policy
 from tests.support.architectures import with_vision
 from tests.unit.trainer.model.test_policy import batch_of, save_model
 from tests.unit.trainer.model.test_shapes import ALL, policy_of
-from trainer.errors import UserError
-from trainer.model.lora import adapter_tensors, add_adapter, as_start, linear_shapes, targets_of, tensor_shapes
-from trainer.model.policy import Policy, load_policy
-from trainer.spec.lora import LoraSpec
 
 LORA = LoraSpec(rank=4)
 BATCH = batch_of(9, 4)

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.attention import BACKENDS, backends_on
-from trainer.model.packed_attention import (
+from agent_rft.trainer.model.packed_attention import (
     Packing,
     choose_attention,
     loop_attention,
     packed_attention,
     varlen_attention,
 )
+from benchmarks.gpu.attention import BACKENDS, backends_on
 
 CPU = torch.device("cpu")
 LENGTHS = [5, 1, 150, 20]

@@ -13,13 +13,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from agent_rft.errors import UserError
+from agent_rft.spec.job import AlgorithmSpec
+from agent_rft.trainer.algorithm import objective
+from agent_rft.trainer.model.batch import WeightedSequence, pack
+from agent_rft.trainer.model.policy import DeviceBatch, Policy, load_policy
+from agent_rft.types import Segment
 from tests.support.builders import group_request, rollout
-from trainer.algorithm import objective
-from trainer.errors import UserError
-from trainer.model.batch import WeightedSequence, pack
-from trainer.model.policy import DeviceBatch, Policy, load_policy
-from trainer.spec.job import AlgorithmSpec
-from trainer.types import Segment
 
 CPU = torch.device("cpu")
 LENGTHS = [9, 4, 14, 6]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.model.products import ERROR, use_faster_products
+from agent_rft.trainer.model.products import ERROR, use_faster_products
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from agent_rft.trainer.model.batch import MicroBatch, pack
+from agent_rft.trainer.model.packed_attention import NAME
+from agent_rft.trainer.model.policy import DeviceBatch, Policy
+from agent_rft.trainer.model.router_replay import num_experts
+from agent_rft.types import TrainSequence
 from tests.support.shapes import tiny_shape
-from trainer.model.batch import MicroBatch, pack
-from trainer.model.packed_attention import NAME
-from trainer.model.policy import DeviceBatch, Policy
-from trainer.model.router_replay import num_experts
-from trainer.types import TrainSequence
 
 CPU = torch.device("cpu")
 LENGTHS = (9, 4, 14)

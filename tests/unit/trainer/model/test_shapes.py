@@ -13,15 +13,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
+from agent_rft.errors import UserError
+from agent_rft.trainer.model.batch import WeightedSequence, pack
+from agent_rft.trainer.model.packed_attention import NAME, Packing
+from agent_rft.trainer.model.per_sequence import separate_sequences
+from agent_rft.trainer.model.policy import (
+    STATE_LAYERS,
+    DeviceBatch,
+    Policy,
+    layer_kinds,
+    load_policy,
+    refuse_unsupported,
+)
+from agent_rft.trainer.model.probe import refuse_if_wrong
 from docs.generator.architectures import COLUMNS, FOUND
 from tests.support.architectures import ARCHITECTURES, with_vision
 from tests.support.shapes import KINDS, SHAPES, shape_config, tiny_shape, write_shape
-from trainer.errors import UserError
-from trainer.model.batch import WeightedSequence, pack
-from trainer.model.packed_attention import NAME, Packing
-from trainer.model.per_sequence import separate_sequences
-from trainer.model.policy import STATE_LAYERS, DeviceBatch, Policy, layer_kinds, load_policy, refuse_unsupported
-from trainer.model.probe import refuse_if_wrong
 
 CPU = torch.device("cpu")
 LENGTHS = (9, 4, 14, 6, 2)

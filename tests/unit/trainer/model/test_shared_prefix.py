@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from agent_rft.trainer.model.batch import WeightedSequence, pack
+from agent_rft.trainer.model.policy import DeviceBatch
+from agent_rft.trainer.model.probe import shares_prefixes
+from agent_rft.trainer.model.shared_prefix import MAX_LENGTH, MIN_SHARED, NO_PARENT, PrefixTree
+from agent_rft.types import TrainSequence
 from tests.support.shapes import KINDS
 from tests.unit.trainer.model.test_shapes import gradients, policy_of, tokens
-from trainer.model.batch import WeightedSequence, pack
-from trainer.model.policy import DeviceBatch
-from trainer.model.probe import shares_prefixes
-from trainer.model.shared_prefix import MAX_LENGTH, MIN_SHARED, NO_PARENT, PrefixTree
-from trainer.types import TrainSequence
 
 CPU = torch.device("cpu")
 ALONE = {"llama4", "qwen3_next", "kimi_linear", "nemotron_h", "lfm2", "minimax"}

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from actors.engine.chat.chat_model import ChatModel, Refusal
+from agent_rft.actors.engine.chat.chat_model import ChatModel, Refusal
+from agent_rft.chat.dialect import Dialect
+from agent_rft.chat.model_card import FILE, ModelCard
+from agent_rft.chat.serving import ServeSettings
 from tests.support.tiny_model import WITHOUT_TOOLS, write_tiny_model
-from trainer.chat.dialect import Dialect
-from trainer.chat.model_card import FILE, ModelCard
-from trainer.chat.serving import ServeSettings
 
 USER = {"role": "user", "content": "Where is order A 17?"}
 TOOL = {"type": "function", "function": {"name": "find_order"}}

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from actors.engine.chat.parsing import HarmonyParser, ParsedTurn, parser_of
+from agent_rft.actors.engine.chat.parsing import HarmonyParser, ParsedTurn, parser_of
+from agent_rft.chat.families import FAMILIES, family_without_calls
 from tests.support.families import TINY
-from trainer.chat.families import FAMILIES, family_without_calls
 
 PARSE = HarmonyParser()
 THINKS = "<|channel|>analysis<|message|>I look it up.<|end|>"

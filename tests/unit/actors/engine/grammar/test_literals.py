@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from actors.engine.chat.parsing import parser_of
-from actors.engine.grammar.literals import STYLES, arguments_format
-from actors.engine.grammar.structure import turn_structure
+from agent_rft.actors.engine.chat.parsing import parser_of
+from agent_rft.actors.engine.grammar.literals import STYLES, arguments_format
+from agent_rft.actors.engine.grammar.structure import turn_structure
+from agent_rft.chat.families import family_of
 from tests.support.families import TINY
 from tests.support.grammars import fits
-from trainer.chat.families import family_of
 
 CITY = {"type": "string", "enum": ["Rome", "it's Pisa"]}
 PLACE = {

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from actors.engine.chat.parsing import parser_of
-from actors.engine.grammar.parameters import TAGS, parameters_format
-from actors.engine.grammar.structure import turn_structure
+from agent_rft.actors.engine.chat.parsing import parser_of
+from agent_rft.actors.engine.grammar.parameters import TAGS, parameters_format
+from agent_rft.actors.engine.grammar.structure import turn_structure
+from agent_rft.chat.families.muse_glimmer import MUSE_GLIMMER
 from tests.support.families import TINY
 from tests.support.grammars import fits
-from trainer.chat.families.muse_glimmer import MUSE_GLIMMER
 
 PLACE = {"type": "object", "properties": {"city": {"enum": ["Rome", "Pisa"]}}, "required": ["city"]}
 SCHEMA = {

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from actors.engine.chat.dialects import PROBE_CALLS, PROBE_TOOLS, round_trip
-from actors.engine.chat.parsing import ParsedTurn, parser_of
-from actors.engine.grammar.structure import NoGrammar, grammar_mistake, structure_of, turn_structure
+from agent_rft.actors.engine.chat.dialects import PROBE_CALLS, PROBE_TOOLS, round_trip
+from agent_rft.actors.engine.chat.parsing import ParsedTurn, parser_of
+from agent_rft.actors.engine.grammar.structure import NoGrammar, grammar_mistake, structure_of, turn_structure
+from agent_rft.chat.dialect import Dialect
+from agent_rft.chat.families import FAMILIES
+from agent_rft.chat.families.gpt_oss import GPT_OSS
+from agent_rft.chat.family import Family
+from agent_rft.chat.renderer import Renderer
+from agent_rft.trainer.model.batch import pack
+from agent_rft.trainer.model.grammar import Grammars
+from agent_rft.types import TrainSequence
 from tests.support.families import MISTRAL_LIST, OTHER, TINY, TinyFamily
-from trainer.chat.dialect import Dialect
-from trainer.chat.families import FAMILIES
-from trainer.chat.families.gpt_oss import GPT_OSS
-from trainer.chat.family import Family
-from trainer.chat.renderer import Renderer
-from trainer.model.batch import pack
-from trainer.model.grammar import Grammars
-from trainer.types import TrainSequence
 
 WITH_GRAMMAR = [family.name for family in FAMILIES if family.calls]
 ANSWER = {"type": "object", "properties": {"rule": {"type": "integer"}}, "required": ["rule"]}

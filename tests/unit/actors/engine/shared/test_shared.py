@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from actors.engine.shared.actor import SharedConfig
-from actors.engine.vllm_engine import EngineConfig
-from actors.weights.adapter import CONFIG_FILE, AdapterConfig
+from agent_rft.actors.engine.shared.actor import SharedConfig
+from agent_rft.actors.engine.vllm_engine import EngineConfig
+from agent_rft.actors.weights.adapter import CONFIG_FILE, AdapterConfig
 
 LORA = AdapterConfig(8, 16.0)
 

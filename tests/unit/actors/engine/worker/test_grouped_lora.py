@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.engine.worker.grouped_lora import GroupedLora
+from agent_rft.actors.engine.worker.grouped_lora import GroupedLora
 
 WIDTH, RANK, OUT, SLOTS = 8, 2, (4, 6), 3
 IDS = {0: 11, 1: 12, 2: 13}

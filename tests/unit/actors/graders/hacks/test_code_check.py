@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from actors.graders.hacks.edited_tests import is_watched, patterns_of
-from actors.graders.hacks.python_source import MAX_CHARS, TooMuch
-from actors.graders.kinds.code_check import hack_in
-from actors.grading.factory import grader_problems, make_grader
-from trainer.errors import GraderFailed
-from trainer.spec.graders import CodeCheckGrader
+from agent_rft.actors.graders.hacks.edited_tests import is_watched, patterns_of
+from agent_rft.actors.graders.hacks.python_source import MAX_CHARS, TooMuch
+from agent_rft.actors.graders.kinds.code_check import hack_in
+from agent_rft.actors.grading.factory import grader_problems, make_grader
+from agent_rft.errors import GraderFailed
+from agent_rft.spec.graders import CodeCheckGrader
 
 MEDIAN = '''
 def median(values: list[float]) -> float:

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from actors.endpoints.model_client import CHAT, ModelClients, NoSchemas, OnNoSchemas
-from actors.graders.base import wire_errors
-from actors.graders.sample import sample_of
-from actors.grading.factory import grader_problems
-from actors.grading.pool import GraderPool
+from agent_rft.actors.endpoints.model_client import CHAT, ModelClients, NoSchemas, OnNoSchemas
+from agent_rft.actors.graders.base import wire_errors
+from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.grading.factory import grader_problems
+from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.errors import EndpointRefused, GraderFailed, Problem
+from agent_rft.spec.graders import GraderSpec
+from agent_rft.spec.operator.config import ModelEndpoint, Operator
 from tests.support.builders import grader_spec
 from tests.support.fakes_http import FakeEndpoint, FakeTime, Received, hangs, says, until
-from trainer.errors import EndpointRefused, GraderFailed, Problem
-from trainer.spec.graders import GraderSpec
-from trainer.spec.operator.config import ModelEndpoint, Operator
 
 KEY = "sk-judge-key-0815"
 ITEM = {"reference": "Paris"}

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from actors.graders.kinds.judge_logprobs import MIN_LABEL_SHARE
-from actors.graders.sample import sample_of
-from actors.grading.factory import all_grader_problems, grader_problems
-from actors.grading.pool import GraderPool
+from agent_rft.actors.graders.kinds.judge_logprobs import MIN_LABEL_SHARE
+from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.grading.factory import all_grader_problems, grader_problems
+from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.errors import GraderFailed, Problem
+from agent_rft.spec.graders import GraderSpec
+from agent_rft.spec.job import Reinforcement
+from agent_rft.spec.operator.config import ModelEndpoint, Operator
+from agent_rft.types import Grade
 from tests.support.builders import grader_spec
 from tests.support.fakes_http import FakeEndpoint, FakeTime, says
-from trainer.errors import GraderFailed, Problem
-from trainer.spec.graders import GraderSpec
-from trainer.spec.job import Reinforcement
-from trainer.spec.operator.config import ModelEndpoint, Operator
-from trainer.types import Grade
 
 SAMPLE = sample_of("It is Paris", (), "answer", wants_json=False)
 INPUT = [{"role": "user", "content": "Is {{ sample.output_text }} right? yes or no"}]

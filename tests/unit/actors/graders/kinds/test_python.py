@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from actors.graders.kinds.python import python_source_problems
-from actors.sandbox import seccomp
-from actors.sandbox.start import SandboxFailed, SandboxReport, choose_way
-from trainer.errors import UserError
+from agent_rft.actors.graders.kinds.python import python_source_problems
+from agent_rft.actors.sandbox import seccomp
+from agent_rft.actors.sandbox.start import SandboxFailed, SandboxReport, choose_way
+from agent_rft.errors import UserError
 
 # -- which sandbox -----------------------------------------------------------------------------------------------------
 
@@ -96,6 +96,7 @@ def test_the_filter_decides_by_number_and_argument_on_both_machines(machine: str
         ("def grade(a, b, c): return 1", "line 1: grade is called with two arguments"),
         ("def grade(a, b, *, c): return 1", "line 1: grade is called with two arguments"),
         ("async def grade(sample, item): return 1", "line 1: grade must be a plain function"),
+        ("from agent_rft_grader import run_untrusted", "it imports agent_rft_grader, which is gone: write `from agent"),
         ("x = '\0'", "it cannot be parsed"),
         ("(" * 50_000, "line 1: too many nested parentheses"),
         ("-" * 40_000 + "1", "it cannot be parsed"),

@@ -10,12 +10,12 @@ import pytest
 from aiohttp import web
 from rouge_score.rouge_scorer import RougeScorer
 
-from actors.graders.kinds.similarity import MAX_CHARS, metric_of
-from actors.grading.factory import make_grader
+from agent_rft.actors.graders.kinds.similarity import MAX_CHARS, metric_of
+from agent_rft.actors.grading.factory import make_grader
+from agent_rft.errors import GraderFailed
+from agent_rft.spec.graders import Similarity, TextSimilarityGrader
+from agent_rft.spec.operator.config import ModelEndpoint, Operator
 from tests.support.fakes_http import FakeEndpoint, FakeTime, Received, says
-from trainer.errors import GraderFailed
-from trainer.spec.graders import Similarity, TextSimilarityGrader
-from trainer.spec.operator.config import ModelEndpoint, Operator
 
 WORDS: list[Similarity] = [name for name in get_args(Similarity) if name != "cosine"]
 TEXT = "the cat sat on the mat"

@@ -1,0 +1,129 @@
+"""The first process of the sandbox of one run: gives up its rights, runs the code in a fork, and measures it.
+
+It runs none of the code itself, and no process inside can signal, trace or stop it (`agent_rft.actors.sandbox.worker`).
+Wall time is from the start of the code's process to its end, by the monotonic clock. Processor time is the kernel's sum
+of that process and all its descendants, which are killed when it ends and reaped here; the filter keeps a process from
+letting its children vanish uncounted (SIGCHLD cannot be ignored). Output is cut while it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import select
+import socket
+import sys
+import time
+from typing import Any
+
+sys.path.append(os.path.abspath(f"{__file__}/../../../.."))
+
+from agent_rft import untrusted
+from agent_rft.actors.sandbox import inside
+
+READ_BYTES = 1 << 16
+
+
+class Output:
+    """What the code writes to one descriptor: the first `limit_bytes` are kept, the rest is read and dropped."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.read, self.write = os.pipe()
+        self.kept = bytearray()
+        self._limit_bytes = limit_bytes
+
+    def take(self) -> bool:
+        """Take what is there; returns whether more may come."""
+        chunk = os.read(self.read, READ_BYTES)
+        self.kept += chunk[: self._limit_bytes - len(self.kept)]
+        return bool(chunk)
+
+
+def write_files(names: list[str], contents: list[bytes]) -> None:
+    for name, content in zip(names, contents, strict=True):
+        if folder := os.path.dirname(name):
+            os.makedirs(folder, exist_ok=True)
+        with open(name, "xb") as file:
+            file.write(content)
+
+
+def run(main: str, stdin: bytes, limits: dict[str, Any]) -> bytes:
+    """Run the code in the file `main`; returns the message about it, with its output."""
+    given = os.open(".", os.O_TMPFILE | os.O_RDWR)
+    os.write(given, stdin)
+    os.lseek(given, 0, os.SEEK_SET)
+    outputs = [Output(limits["output_bytes"]) for _ in range(2)]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        execute(main, [given, *(output.write for output in outputs)], limits["cpu_s"])
+    for descriptor in (given, *(output.write for output in outputs)):
+        os.close(descriptor)
+    late = listen(pid, outputs, began + limits["wall_s"])
+    wall_s = time.monotonic() - began
+    status = inside.reap(pid)
+    for output in outputs:
+        while output.take():
+            pass
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    header = {
+        "exit": os.waitstatus_to_exitcode(status),
+        "wall_s": wall_s,
+        "cpu_s": cpu_s,
+        "timed_out": late or cpu_s >= limits["cpu_s"],
+    }
+    return untrusted.pack(header, [bytes(output.kept) for output in outputs])
+
+
+def execute(main: str, descriptors: list[int], cpu_s: float) -> None:
+    """Become the code's process."""
+    try:
+        os.setsid()
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+        inside.limit("CPU", math.ceil(cpu_s) + 1)  # the sum of all decides, and the kernel counts this one by ticks
+        os.execve(sys.executable, [sys.executable, "-s", "-S", "-B", main], os.environ)
+    finally:
+        os._exit(127)
+
+
+def listen(pid: int, outputs: list[Output], deadline: float) -> bool:
+    """Read what the code writes until its process ends (False) or is late (True)."""
+    ended = os.pidfd_open(pid)
+    poll = select.poll()
+    poll.register(ended, select.POLLIN)
+    for output in outputs:
+        poll.register(output.read, select.POLLIN)
+    while (left_s := deadline - time.monotonic()) > 0:
+        ready = dict(poll.poll(left_s * 1000))
+        if ended in ready:
+            return False
+        for output in outputs:
+            if output.read in ready and not output.take():
+                poll.unregister(output.read)
+    return True
+
+
+def main() -> None:
+    channel = socket.socket(fileno=os.dup(0))
+    config = json.loads(inside.receive(channel) or b"null")
+    inside.start(channel, config)
+    request = inside.receive(channel)
+    if request is None:
+        return
+    header, (code, stdin, *contents) = untrusted.unpack(request)
+    try:
+        write_files([config["main"], *header["files"]], [code, *contents])
+    except OSError as error:
+        message = untrusted.pack({"refused": f"files: {error.filename}: {error.strerror}"})
+    else:
+        message = run(config["main"], stdin, config["run"])
+    untrusted.send(channel, message)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""The known model families, one file each, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent_rft.chat.families.deepseek_v3 import DEEPSEEK_V3, DEEPSEEK_V31
+from agent_rft.chat.families.gemma4 import GEMMA4
+from agent_rft.chat.families.glm4 import GLM4
+from agent_rft.chat.families.gpt_oss import GPT_OSS
+from agent_rft.chat.families.hermes import HERMES
+from agent_rft.chat.families.kimi_k2 import KIMI_K2
+from agent_rft.chat.families.lfm2 import LFM2
+from agent_rft.chat.families.llama3 import LLAMA3
+from agent_rft.chat.families.mistral import MISTRAL
+from agent_rft.chat.families.muse_glimmer import MUSE_GLIMMER
+from agent_rft.chat.families.qwen3_coder import QWEN3_CODER
+from agent_rft.chat.family import Family
+
+FAMILIES = (
+    HERMES,
+    QWEN3_CODER,
+    LLAMA3,
+    GPT_OSS,
+    GEMMA4,
+    GLM4,
+    MISTRAL,
+    DEEPSEEK_V31,
+    DEEPSEEK_V3,
+    KIMI_K2,
+    LFM2,
+    MUSE_GLIMMER,
+)
+
+
+def family_of(tool_parser: str) -> Family:
+    """Return the family whose calls a parser of vLLM reads; an unknown one writes as its template shows."""
+    return next((known for known in FAMILIES if known.tool_parser == tool_parser), Family(tool_parser, tool_parser))
+
+
+def family_without_calls(name: str) -> Family:
+    """Return the family `name` for a model whose calls no parser reads: only its reasoning and end tokens count."""
+    family = next((known for known in FAMILIES if known.name == name), Family(name, None))
+    return replace(family, tool_parser=None, calls=(), call_mark=None, write_calls=None)

@@ -1,0 +1,32 @@
+"""DeepSeek V3 and V3.1: calls between tokens of their own; V3 writes the arguments as a block of JSON code."""
+
+from __future__ import annotations
+
+from agent_rft.chat.family import CallForm, Family
+
+_MARK = "<｜tool▁calls▁begin｜>"
+_END = "<｜tool▁calls▁end｜>"
+
+DEEPSEEK_V3 = Family(
+    name="deepseek_v3",
+    tool_parser="deepseek_v3",
+    calls=(
+        CallForm(
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
+            "\n```<｜tool▁call▁end｜>",
+            before=_MARK,
+            after=_END,
+        ),
+    ),
+    call_mark=_MARK,
+)
+DEEPSEEK_V31 = Family(
+    name="deepseek_v31",
+    tool_parser="deepseek_v31",
+    calls=(
+        CallForm(
+            "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>", "<｜tool▁call▁end｜>", separator="", before=_MARK, after=_END
+        ),
+    ),
+    call_mark=_MARK,
+)

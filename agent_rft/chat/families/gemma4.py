@@ -1,0 +1,15 @@
+"""Gemma 4: calls between `<|tool_call>` and `<tool_call|>`; results are part of the turn that asked for them."""
+
+from __future__ import annotations
+
+from agent_rft.chat.family import CallForm, Family
+
+GEMMA4 = Family(
+    name="gemma4",
+    tool_parser="gemma4",
+    calls=(CallForm("<|tool_call>call:{name}{{", "}<tool_call|>", separator="", style="gemma"),),
+    call_mark="<|tool_call>",
+    thought_marks=("<|channel>", "<channel|>"),
+    thought_head="thought\n",
+    end_tokens=("<turn|>", "<|tool_response>"),
+)

@@ -1,0 +1,13 @@
+"""GLM-4.5 and later: calls in tags for each argument; a turn ends where the next role begins."""
+
+from __future__ import annotations
+
+from agent_rft.chat.family import CallForm, Family
+
+GLM4 = Family(
+    name="glm4",
+    tool_parser="glm45",
+    calls=(CallForm("<tool_call>{name}\n", "\n</tool_call>", style="glm_xml"),),
+    call_mark="<tool_call>",
+    end_tokens=("<|user|>", "<|observation|>", "<|endoftext|>"),
+)

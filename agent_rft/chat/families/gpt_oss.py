@@ -1,0 +1,30 @@
+"""gpt-oss: the harmony format, in which a turn is several messages on channels. Read by `openai_harmony`."""
+
+from __future__ import annotations
+
+from agent_rft.chat.family import CallForm, Family, MessageForm
+
+GPT_OSS = Family(
+    name="gpt_oss",
+    tool_parser="openai",
+    reasoning_parser="openai_gptoss",
+    calls=(
+        CallForm(
+            " to=functions.{name}<|channel|>commentary json<|message|>",
+            "",
+            separator=None,
+            also=(
+                "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
+                " to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>",
+            ),
+        ),
+    ),
+    messages=MessageForm(
+        thought=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+        excluded=("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
+        answer="<|channel|>final<|message|>",
+    ),
+    call_mark=" to=functions.",
+    end_tokens=("<|return|>", "<|call|>"),
+    exact=False,  # in the history a call's recipient stands before its channel, and earlier thoughts are dropped
+)

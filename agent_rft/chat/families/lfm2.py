@@ -1,0 +1,26 @@
+"""LFM2: a list of calls in Python's syntax; the first template renders no calls in the history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_rft.chat.family import CallForm, Family
+
+
+def _write(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    texts = (f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in calls)
+    return f"<|tool_call_start|>[{', '.join(texts)}]<|tool_call_end|>"
+
+
+LFM2 = Family(
+    name="lfm2",
+    tool_parser="lfm2",
+    calls=(
+        CallForm(
+            "{name}(", ")", separator=", ", style="python", before="<|tool_call_start|>[", after="]<|tool_call_end|>"
+        ),
+    ),
+    call_mark="<|tool_call_start|>",
+    write_calls=_write,
+)

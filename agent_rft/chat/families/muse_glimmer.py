@@ -1,0 +1,28 @@
+"""Muse Glimmer: a turn is several messages, each to a recipient; those to `self` are thoughts."""
+
+from __future__ import annotations
+
+from agent_rft.chat.family import CallForm, Family, MessageForm
+
+_NEXT = "<|eom|><|start|>assistant"
+
+MUSE_GLIMMER = Family(
+    name="muse_glimmer",
+    tool_parser="muse_glimmer",
+    reasoning_parser="muse_glimmer",
+    calls=(
+        CallForm(
+            ' to={name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n',
+            "</atem:invoke>\n</atem:function_calls>",
+            separator=_NEXT,
+            style="atem",
+        ),
+    ),
+    messages=MessageForm(
+        thought=(" to=self<|message|>", _NEXT),
+        excluded=("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
+        answer=" to=user<|message|>",
+    ),
+    call_mark="<atem:function_calls>",
+    end_tokens=("<|eot|>",),
+)

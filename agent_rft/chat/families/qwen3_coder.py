@@ -1,0 +1,12 @@
+"""Qwen3-Coder, Qwen3.5 and later, Nemotron 3: calls in tags for the function and for each parameter."""
+
+from __future__ import annotations
+
+from agent_rft.chat.family import CallForm, Family
+
+QWEN3_CODER = Family(
+    name="qwen3_coder",
+    tool_parser="qwen3_coder",
+    calls=(CallForm("<tool_call>\n<function={name}>\n", "\n</function>\n</tool_call>", style="qwen_xml"),),
+    call_mark="<tool_call>",
+)

@@ -1,0 +1,130 @@
+"""Conversations in OpenAI's form, brought into the form that a chat template takes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from agent_rft.chat.family import Family
+from agent_rft.chat.form import TemplateForm, with_thought
+from agent_rft.types import Message
+
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Where clients and datasets put the thought of an assistant's message; the first that is there counts."""
+
+
+def for_template(messages: Sequence[Message], form: TemplateForm, family: Family, *, thinks: bool) -> list[Message]:
+    """The messages as the template takes them; without thoughts unless the model `thinks`.
+
+    Contents become texts, arguments objects or texts, thoughts go where the template reads them. Results follow in the
+    order of their calls. Where the template takes one call a turn, a turn with several becomes several turns.
+    """
+    plain = [_thinking(_plain(message), form, family, thinks) for message in messages]
+    return [
+        changed
+        for turn, results in _turns(_with_ids(plain, family))
+        for changed in _with_calls(turn, results, form, family)
+    ]
+
+
+def _with_ids(messages: Sequence[Message], family: Family) -> list[Message]:
+    """The messages with ids of calls that depend only on the conversation; some models see the ids."""
+    ids: dict[str, str] = {}
+    changed: list[Message] = []
+    count = 0
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            named = []
+            for call in calls:
+                id = family.call_id.format(name=call["function"]["name"], index=count)
+                count += 1
+                ids[call.get("id") or id] = id
+                named.append({**call, "id": id})
+            message = {**message, "tool_calls": named}
+        elif message["role"] == "tool":
+            message = {**message, "tool_call_id": ids.get(message.get("tool_call_id") or "", f"call{count:05d}")}
+        changed.append(message)
+    return changed
+
+
+def _plain(message: Message) -> Message:
+    """The message with its content as a text."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(part.get("text") or "" for part in content if isinstance(part, dict))
+    return {**message, "content": content or ""}
+
+
+def _turns(messages: Sequence[Message]) -> Iterator[tuple[Message, list[Message]]]:
+    """Each message with the results that follow it, in the order of its calls."""
+    names: dict[str, str] = {}
+    number = 0
+    while number < len(messages):
+        message, stop = messages[number], number + 1
+        calls = message.get("tool_calls") or ()
+        names |= {call["id"]: call["function"]["name"] for call in calls if call.get("id")}
+        while calls and stop < len(messages) and messages[stop]["role"] == "tool":
+            stop += 1
+        order = {call.get("id"): place for place, call in enumerate(calls)}
+        results = sorted(
+            messages[number + 1 : stop], key=lambda result: order.get(result.get("tool_call_id"), len(order))
+        )
+        if message["role"] == "tool":
+            message = _named(message, names)
+        yield message, [_named(result, names) for result in results]
+        number = stop
+
+
+def _named(result: Message, names: Mapping[str, str]) -> Message:
+    return {**result, "name": names.get(result.get("tool_call_id") or "", result.get("name") or "tool")}
+
+
+def _with_calls(turn: Message, results: list[Message], form: TemplateForm, family: Family) -> list[Message]:
+    calls = turn.get("tool_calls") or ()
+    if not calls:
+        without = {key: value for key, value in turn.items() if key != "tool_calls"}
+        return [without, *results]
+    if not form.renders_calls and family.write_calls is not None:
+        written = family.write_calls([(call["function"]["name"], _object(call)) for call in calls])
+        without = {key: value for key, value in turn.items() if key != "tool_calls"}
+        return [{**without, "content": f"{turn['content']}{written}"}, *results]
+    given = [_call(call, form) for call in calls]
+    if form.takes_several_calls or len(given) == 1:
+        return [{**turn, "tool_calls": given}, *results]
+    alone = [{**turn, "tool_calls": [call], **({"content": ""} if place else {})} for place, call in enumerate(given)]
+    rest = results[len(given) :]
+    return [message for pair in zip(alone, results, strict=False) for message in pair] + alone[len(results) :] + rest
+
+
+def _thinking(turn: Message, form: TemplateForm, family: Family, thinks: bool) -> Message:
+    if turn["role"] != "assistant":
+        return turn
+    thought = next((turn[key] for key in THOUGHT_KEYS if turn.get(key)), None)
+    turn = {key: value for key, value in turn.items() if key not in THOUGHT_KEYS}
+    if thought is None or not thinks or form.thought_field is None:
+        return turn
+    return with_thought(turn, thought, form.thought_field, family.thought_marks)
+
+
+def _call(call: dict[str, Any], form: TemplateForm) -> dict[str, Any]:
+    function = call["function"]
+    arguments = _object(call) if form.takes_objects else arguments_text(function.get("arguments"))
+    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def arguments_text(arguments: Any) -> str:
+    """The arguments of a call in the history as JSON text; none, null and blank text mean `{}`."""
+    if not isinstance(arguments, str):
+        return json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+    return arguments if arguments.strip() else "{}"
+
+
+def _object(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments. Those that are not a JSON object are the model's mistake: they are shown as they are."""
+    arguments = arguments_text(call["function"].get("arguments"))
+    value: Any = None
+    with contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(arguments)
+    return value if isinstance(value, dict) else {"arguments": arguments}

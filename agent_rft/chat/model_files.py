@@ -1,0 +1,60 @@
+"""What the folders of a job's checkpoints say of conversations, where the start model's folder says less.
+
+So agent-rft, and any vLLM, can take such a folder without settings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_rft.chat.model_card import FILE, ModelCard
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Writes files of a model's folder.
+
+    Attributes:
+        card: Becomes agent_rft.json.
+        chat_template: Replaces the folder's own; None: that one stays.
+        end_token_ids: Tokens that end a turn, beside those that the folder names.
+    """
+
+    card: ModelCard
+    chat_template: str | None = None
+    end_token_ids: tuple[int, ...] = ()
+
+    def write(self, folder: Path) -> None:
+        """Change a folder in Hugging Face's form.
+
+        Raises:
+            OSError: The disk is full or read-only.
+        """
+        (folder / FILE).write_text(self.card.model_dump_json(indent=2) + "\n")
+        if self.chat_template is not None:
+            (folder / "chat_template.jinja").write_text(self.chat_template)
+            tokenizer = _read(folder / "tokenizer_config.json")
+            if "chat_template" in tokenizer:  # programs differ in which of the two they read
+                _write(folder / "tokenizer_config.json", tokenizer | {"chat_template": self.chat_template})
+        generation = _read(folder / "generation_config.json")
+        known = _end_tokens(generation) or _end_tokens(_read(folder / "config.json"))
+        if ids := [id for id in self.end_token_ids if id not in known]:
+            _write(folder / "generation_config.json", generation | {"eos_token_id": [*known, *ids]})
+
+
+def _end_tokens(config: Mapping[str, Any]) -> list[int]:
+    ids = config.get("eos_token_id")
+    return [] if ids is None else [ids] if isinstance(ids, int) else ids
+
+
+def _read(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return values
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,41 @@
+"""A chat template for models whose own knows no tools: a part before it writes tools, calls and results as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent_rft.chat.template import ChatTemplate, RenderFailed
+from agent_rft.errors import UserError
+from agent_rft.types import Message
+
+_PRELUDE = Path(__file__).with_suffix(".jinja")
+_SYSTEM, _QUESTION = "the system says", "the user asks"
+
+
+def tools_as_text(template: ChatTemplate) -> str:
+    """The text of the template with the prelude before it. Its calls are those that the parser hermes reads.
+
+    A system message becomes a part of the user's first one where the template refuses or drops it.
+
+    Raises:
+        UserError: The template renders not even a question and an answer.
+    """
+    role = "system" if _shows_system(template) else "user"
+    text = f"{{%- set system_role = '{role}' -%}}\n{_PRELUDE.read_text(encoding='utf-8')}{template.text}"
+    ChatTemplate(text)  # its size
+    return text
+
+
+def _shows_system(template: ChatTemplate) -> bool:
+    question: Message = {"role": "user", "content": _QUESTION}
+    answer: Message = {"role": "assistant", "content": "the answer"}
+    if _QUESTION not in template.render([question, answer, question], (), generate=True):
+        problem, remedy = "the template leaves out the user's messages", "give another template"
+        raise UserError(f"{problem}: {remedy}", code="message_not_in_prompt", problem=problem, remedy=remedy)
+    try:
+        text = template.render([{"role": "system", "content": _SYSTEM}, question], (), generate=True)
+    except RenderFailed as error:
+        if error.kind in ("raised", "failed"):
+            return False
+        raise
+    return _SYSTEM in text and _QUESTION in text

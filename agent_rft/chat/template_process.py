@@ -1,0 +1,166 @@
+"""The process that renders one chat template for its owner, `agent_rft.chat.template`.
+
+It is run by path, without site packages and with an empty environment, and can open no file once it has started. So it
+imports the standard library and Jinja only, all at its start. Messages on descriptor 0, a socket, are a length and
+JSON: first the template, then the values of each render. It ends with the socket, by SIGPROF when a message takes too
+much time of a processor, or with `MEMORY_EXIT`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import pprint  # noqa: F401 - Jinja imports this one, textwrap and its constants only when a template needs them
+import resource
+import signal
+import sys
+import textwrap  # noqa: F401
+from datetime import datetime
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path += sys.argv[2:]
+
+import jinja2.constants
+import jinja2.debug
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import CallBlock, Node
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+codecs.lookup("unicode_escape")  # loads the file that Jinja's lexer needs
+LENGTH_BYTES = 8
+MEMORY_EXIT = 77
+MAX_CHARS = 300
+"""Longest text of an error in an answer."""
+
+
+class Raised(jinja2.TemplateError):
+    """The template called `raise_exception`."""
+
+
+class Generation(Extension):
+    """The tag `generation`, which marks what the model writes. It changes nothing in the text."""
+
+    tags = {"generation"}  # noqa: RUF012 - so Jinja declares it
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller: Macro) -> str:
+        return caller()
+
+
+def environment(now: datetime) -> ImmutableSandboxedEnvironment:
+    """The environment of transformers (`utils/chat_template_utils.py`), at a fixed time."""
+
+    def raise_exception(message: object) -> None:
+        raise Raised(str(message))
+
+    def tojson(
+        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    ) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    jinja.filters["tojson"] = tojson
+    jinja.globals["raise_exception"] = raise_exception
+    jinja.globals["strftime_now"] = now.strftime
+    return jinja
+
+
+class TooLarge(Exception):
+    """The text is larger than its limit."""
+
+
+class Worker:
+    """Compiles the template of the first message, and renders it with the values of each later one."""
+
+    def __init__(self, now: datetime, text_bytes: int) -> None:
+        self._environment = environment(now)
+        self._text_bytes = text_bytes
+        self._template: jinja2.Template | None = None
+
+    def answer(self, message: bytes) -> bytes:
+        kind = "syntax" if self._template is None else "failed"
+        try:
+            values = json.loads(message)
+            if self._template is None:
+                self._template = self._environment.from_string(values["template"])
+                answer = {"text": ""}
+            else:
+                answer = {"text": self._render(self._template, values)}
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a template is its author's program
+            answer = failure(error, kind)
+        return json.dumps(answer, ensure_ascii=False).encode(errors="replace")
+
+    def _render(self, template: jinja2.Template, values: dict[str, Any]) -> str:
+        pieces, size = [], 0
+        for piece in template.generate(values):
+            pieces.append(piece)
+            size += len(piece.encode())
+            if size > self._text_bytes:
+                raise TooLarge(f"the text has more than {self._text_bytes:,} bytes")
+        return "".join(pieces)
+
+
+def failure(error: Exception, kind: str) -> dict[str, Any]:
+    """The answer for an error: its kind, what it says in one line, and the line of the template if that is known."""
+    text, line = str(error), line_of(error)
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        text, line = str(error.message), error.lineno
+    elif isinstance(error, Raised):
+        kind = "raised"
+    elif isinstance(error, TooLarge):
+        kind = "too_large"
+    elif isinstance(error, RecursionError):
+        text = "it is nested too deeply, or calls itself without end"
+    else:
+        text = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else text[:MAX_CHARS]}"
+    return {"kind": kind, "problem": " ".join(text[:MAX_CHARS].split()), "line": line}
+
+
+def line_of(error: Exception) -> int | None:
+    """The innermost line of the template in the traceback, which Jinja has translated."""
+    line, entry = None, error.__traceback__
+    while entry is not None:
+        if entry.tb_frame.f_code.co_filename == "<template>":
+            line = entry.tb_lineno
+        entry = entry.tb_next
+    return line
+
+
+def limit(kind: int, value: int) -> None:
+    """Set a limit, but never above the current hard limit."""
+    hard = resource.getrlimit(kind)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def main(config: dict[str, Any]) -> None:
+    """Answer messages until the socket is closed."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    worker = Worker(datetime.fromisoformat(config["now"]), config["text_bytes"])
+    limit(resource.RLIMIT_AS, config["memory_bytes"])
+    with open(0, "rb", closefd=False) as requests, open(0, "wb", closefd=False) as answers:
+        for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE):
+            limit(kind, 0)
+        while header := requests.read(LENGTH_BYTES):
+            signal.setitimer(signal.ITIMER_PROF, config["time_s"])
+            try:
+                answer = worker.answer(requests.read(int.from_bytes(header, "big")))
+            except MemoryError:
+                os._exit(MEMORY_EXIT)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            answers.write(len(answer).to_bytes(LENGTH_BYTES, "big") + answer)
+            answers.flush()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,110 @@
+"""`agent-rft models doctor` and `models template`: models of this machine, before there is a job."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agent_rft.actors.runtime.process import importing
+
+if TYPE_CHECKING:
+    from agent_rft.cluster.preflight.doctor import Examination
+
+
+def doctor_command(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(help="folders in Hugging Face format, or names in the local cache; none: list known families"),
+    ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="examine them with this Jinja file in place of their own template")
+    ] = None,
+    tool_parser: Annotated[str, typer.Option(help="one of vLLM's tool parsers; auto: find one")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
+) -> None:
+    """Report what can be trained with a model, and how to fix the rest. Exit code 1: tool calls cannot be trained."""
+    if not models:
+        _show_families(as_json)
+        return
+    with importing():
+        from agent_rft.cluster.preflight.doctor import examine_model
+    from agent_rft.errors import UserError
+    from agent_rft.spec.model_options import ModelOptions, read_template
+
+    given: dict[str, str] = {} if tool_parser == "auto" else {"tool_parser": tool_parser}
+    try:
+        if chat_template is not None:
+            given["chat_template"] = read_template(chat_template)
+        options = ModelOptions.model_validate(given)
+    except ValueError as error:
+        raise UserError(f"--chat-template or --tool-parser: {error}") from None
+    trainable = True
+    for name in models:
+        found = examine_model(name, options)
+        trainable = trainable and found.trainable
+        if as_json:
+            row = {
+                "model": name,
+                "trainable": found.trainable,
+                "trainable_without_tools": found.trainable_without_tools,
+                "examined": None if found.examined is None else asdict(found.examined),
+                "problems": [asdict(one) for one in found.all_problems],
+            }
+            typer.echo(json.dumps(row))
+        else:
+            _show(name, found)
+    raise typer.Exit(0 if trainable else 1)
+
+
+def template_command(
+    model: Annotated[str, typer.Argument(help="a folder in Hugging Face format, or a name in the local cache")],
+) -> None:
+    """Print a chat template with tools, calls and results as text, for a model whose own has no tools."""
+    with importing():
+        from agent_rft.cluster.preflight.doctor import template_with_tools
+    typer.echo(template_with_tools(model), nl=False)
+
+
+def _show(name: str, found: Examination) -> None:
+    console = Console(emoji=False, highlight=False)
+    verdict, style = "not trainable", "bold"
+    if found.trainable:
+        verdict, style = "trainable", "bold green"
+    elif found.trainable_without_tools:
+        verdict = "trainable without tools"
+    console.print(Text(f"{name}: {verdict}", style))
+    if found.examined is not None:
+        table = Table(box=None, show_header=False, pad_edge=False)
+        for finding in found.examined.findings():
+            table.add_row(*map(Text, finding))
+        console.print(table)
+    for problem in found.all_problems:
+        console.print(Text(str(problem)), soft_wrap=True)
+
+
+def _show_families(as_json: bool) -> None:
+    from agent_rft.chat.families import FAMILIES
+
+    table = Table("family", "tool parser", "end tokens", "thoughts", "structured output", box=None, pad_edge=False)
+    for family in FAMILIES:
+        row = {
+            "family": family.name,
+            "tool_parser": family.tool_parser,
+            "end_tokens": list(family.end_tokens),
+            "thoughts": family.reasoning_parser or " ".join(family.thought_marks),
+            "structured": bool(family.calls),
+        }
+        if as_json:
+            typer.echo(json.dumps(row))
+        ends = " ".join(family.end_tokens) or "the template's"
+        structured = "yes" if row["structured"] else "no"
+        table.add_row(*map(Text, (family.name, str(family.tool_parser), ends, str(row["thoughts"]), structured)))
+    if not as_json:
+        Console(emoji=False).print(table)

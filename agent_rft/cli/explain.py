@@ -1,0 +1,69 @@
+"""`agent-rft explain NAME` and `agent-rft schema`: names in messages and files, and the JSON schemas of files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from agent_rft.cli.completion import explained_names
+
+if TYPE_CHECKING:
+    from agent_rft.cli.reference.catalogue import Entry
+
+UNKNOWN = 2
+
+
+def explain_command(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="a problem code, a setting (its path or the end of it), a metric (also as in Prometheus), an event, "
+            "an alarm's rule, a discard reason, a readiness reason or an exit code",
+            autocompletion=explained_names,
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
+) -> None:
+    """Explain a name in a message, a job, a metric or an event: what it means and what to do."""
+    from agent_rft.cli.reference.catalogue import catalogue, find, near
+    from agent_rft.cli.reference.settings import all_settings
+
+    entries = catalogue(all_settings())
+    found = find(name, entries)
+    settings = [entry for entry in found if entry.kind == "setting"]
+    if not found:
+        hint = ", ".join(near(name, entries))
+        typer.echo(f"nothing is named {name!r}" + (f"; did you mean: {hint}?" if hint else ""), err=True)
+        raise typer.Exit(UNKNOWN)
+    if len(settings) > 1 and len(found) == len(settings):
+        paths = "\n".join(f"  {entry.name} ({entry.facts['in']})" for entry in settings)
+        typer.echo(f"{name!r} may be one of {len(settings)} settings, give more of the path:\n{paths}", err=True)
+        raise typer.Exit(UNKNOWN)
+    if as_json:
+        for entry in found:
+            typer.echo(json.dumps(asdict(entry)))
+    else:
+        typer.echo("\n\n".join(map(_text, found)))
+
+
+def _text(entry: Entry) -> str:
+    lines = [f"{entry.name}: {entry.kind}", *(f"  {paragraph}" for paragraph in entry.meaning.split("\n\n"))]
+    if entry.remedy:
+        lines.append(f"  -> {entry.remedy}")
+    for title, value in entry.facts.items():
+        lines += (
+            [f"  {title}: {value}"] if isinstance(value, str) else [f"  {title}:", *(f"    {item}" for item in value)]
+        )
+    return "\n".join(lines)
+
+
+def schema(
+    file: Annotated[Literal["job", "operator", "nodes"], typer.Argument(help="what the schema is of")],
+) -> None:
+    """Print the JSON schema of a file that you write, for editors and other programs."""
+    from agent_rft.cli.reference.schemas import schema_of
+
+    typer.echo(json.dumps(schema_of(file), indent=2, ensure_ascii=False))

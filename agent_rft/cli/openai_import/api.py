@@ -1,0 +1,221 @@
+"""A job read through OpenAI's API, with the user's own key. Every answer is bounded, and every failure has a remedy.
+
+429, 5xx and lost connections are tried again, as long as `Retry-After` asks or a little longer each time. The key is
+sent to the base URL only (redirects are not followed), and no message shows it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+from urllib.parse import quote
+
+import httpx
+from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_type, stop_after_attempt
+
+from agent_rft.actors.endpoints.answer import cut, retry_after_s, status_text
+from agent_rft.actors.endpoints.blocking_client import Setting, Unreachable, client_at, in_our_words
+from agent_rft.actors.endpoints.url import safe_url, scrub
+from agent_rft.cli.openai_import.source import MAX_BODY_BYTES, MAX_CHECKPOINTS, MAX_EVENTS, MAX_FILE_BYTES, parsed
+from agent_rft.cli.openai_import.wire import Listed, WireCheckpoint, WireEvent, WireJob, WirePage
+from agent_rft.errors import RftError, UserError
+from agent_rft.spec.keys import variable
+
+OPENAI = "https://api.openai.com/v1"
+TIMEOUT = httpx.Timeout(60.0)
+MAX_ATTEMPTS = 6
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
+PAGE = 100
+MAX_ERROR_BYTES = 1 << 20
+EXCERPT_CHARS = 200
+ACCOUNT_HEADERS = {"OPENAI_ORG_ID": "OpenAI-Organization", "OPENAI_PROJECT_ID": "OpenAI-Project"}
+
+L = TypeVar("L", bound=Listed)
+
+
+class Refused(UserError):
+    """The API refused a request; the same request would be refused again. `details` have its `status`."""
+
+
+class NoAnswer(RftError):
+    """The API is unreachable, failed or is rate limiting, also after retries: the import may succeed later."""
+
+    def __init__(self, message: str, after_s: float | None = None, **details: Any) -> None:
+        """Keeps how long the API asked to wait."""
+        super().__init__(message, **details)
+        self.after_s = after_s
+
+
+class ApiSource:
+    """A job of an account at OpenAI, or at a server with the same API."""
+
+    is_export = False
+
+    def __init__(
+        self,
+        client: httpx.Client,
+        key: str,
+        job_id: str,
+        sleep: Callable[[float], None] = time.sleep,
+        max_file_bytes: int = MAX_FILE_BYTES,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Takes a client from `client_of`; `tell` gets why and how long it waits before a further attempt."""
+        self._max_file_bytes = max_file_bytes
+        self._client = client
+        self._key = key
+        self._job_id = job_id
+        self._path = f"/fine_tuning/jobs/{quote(job_id, safe='')}"
+        self._sleep = sleep
+        self._tell = tell
+        self._where = safe_url(str(client.base_url))
+
+    def job(self) -> WireJob:
+        """The job."""
+        return parsed(WireJob, self._json(self._path), f"the answer for {self._job_id}")
+
+    def events(self) -> list[WireEvent]:
+        """The last events, newest first."""
+        return self._list(WirePage[WireEvent], "events", MAX_EVENTS)
+
+    def checkpoints(self) -> list[WireCheckpoint]:
+        """The checkpoints."""
+        return self._list(WirePage[WireCheckpoint], "checkpoints", MAX_CHECKPOINTS)
+
+    def rows(self, field: str, file_id: str, scratch: Path) -> Path | None:
+        """The file, downloaded into `scratch`; None if the API has it no more."""
+        path = scratch / f"{field}.download"
+        try:
+            with path.open("wb") as file:
+                self._fetch(f"/files/{quote(file_id, safe='')}/content", {}, file, self._max_file_bytes)
+        except Refused as error:
+            if error.details["status"] in (httpx.codes.NOT_FOUND, httpx.codes.GONE):
+                return None
+            raise
+        return path
+
+    def _list(self, page_of: type[WirePage[L]], name: str, most: int) -> list[L]:
+        found: list[L] = []
+        after: dict[str, str] = {}
+        while len(found) < most:
+            page = parsed(page_of, self._json(f"{self._path}/{name}", {"limit": PAGE, **after}), f"the job's {name}")
+            found += page.data
+            if not page.has_more or not page.data:
+                break
+            after = {"after": page.data[-1].id}
+        return found[:most]
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def _json(self, path: str, params: Mapping[str, str | int] | None = None) -> bytes:
+        body = io.BytesIO()
+        self._fetch(path, params or {}, body, MAX_BODY_BYTES)
+        return body.getvalue()
+
+    def _fetch(self, path: str, params: Mapping[str, str | int], out: BinaryIO, most: int) -> None:
+        """Write the body of a successful answer to `out`, after as many attempts as it takes."""
+        retrying = Retrying(
+            retry=retry_if_exception_type(NoAnswer),
+            stop=stop_after_attempt(MAX_ATTEMPTS),
+            wait=_wait_s,
+            sleep=self._sleep,
+            before_sleep=self._tell_wait,
+        )
+        try:
+            retrying(self._attempt, path, params, out, most)
+        except RetryError as error:
+            last = error.last_attempt.exception()
+            raise NoAnswer(f"{last} ({MAX_ATTEMPTS} attempts); check the base URL, or try again later") from None
+
+    def _tell_wait(self, state: RetryCallState) -> None:
+        self._tell(f"{state.outcome and state.outcome.exception()}; next attempt in {state.upcoming_sleep:.1f} s")
+
+    def _attempt(self, path: str, params: Mapping[str, str | int], out: BinaryIO, most: int) -> None:
+        out.seek(0)
+        out.truncate()
+        with self._answer(path, params) as answer:
+            self._check(answer, path)
+            for chunk in answer.iter_bytes():
+                out.write(chunk)
+                if out.tell() > most:
+                    raise UserError(f"{path} is larger than {most:,} bytes, the most that is read")
+
+    @contextmanager
+    def _answer(self, path: str, params: Mapping[str, str | int]) -> Iterator[httpx.Response]:
+        try:
+            with in_our_words(self._client), self._client.stream("GET", path, params=dict(params)) as answer:
+                yield answer
+        except Unreachable as error:
+            raise NoAnswer(error.why) from None
+
+    def _check(self, answer: httpx.Response, path: str) -> None:
+        """Raise what an answer without success means."""
+        if answer.is_success:
+            return
+        said = f"{status_text(answer.status_code)}{self._words(answer)}"
+        if answer.status_code == httpx.codes.TOO_MANY_REQUESTS or answer.is_server_error:
+            header = answer.headers.get("Retry-After")
+            after_s = None if header is None else retry_after_s(header, time.time())
+            raise NoAnswer(f"GET {path} failed: {said}", after_s)
+        raise Refused(f"GET {path} was refused: {said}; {self._remedy(answer)}", status=answer.status_code)
+
+    def _words(self, answer: httpx.Response) -> str:
+        """What the API says about a failure, as one line without the key."""
+        body = bytearray()
+        for chunk in answer.iter_bytes():
+            body += chunk
+            if len(body) > MAX_ERROR_BYTES:
+                return ""
+        try:
+            text = str(json.loads(body)["error"]["message"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return ""
+        return f" ({cut(one_line(scrub(text, [self._key])), EXCERPT_CHARS)})"
+
+    def _remedy(self, answer: httpx.Response) -> str:
+        match answer.status_code:
+            case httpx.codes.UNAUTHORIZED:
+                return f"set OPENAI_API_KEY to a key that {self._where} knows"
+            case httpx.codes.FORBIDDEN:
+                return "use a key of the job's project that may read fine-tuning jobs and files, or an export (--from)"
+            case httpx.codes.NOT_FOUND:
+                return "check the job's id, and that the key (or OPENAI_PROJECT_ID) is of the job's project"
+        if answer.is_redirect:
+            return "give the final base URL with --base-url: redirects are not followed, since they would get the key"
+        return "or import an export of the job (--from), with your own copy of its rows (--training-file)"
+
+
+def client_of(base_url: str | None, environment: Mapping[str, str]) -> tuple[httpx.Client, str]:
+    """A client as OpenAI's SDK would make it from the environment, and its key.
+
+    Raises:
+        UserError: There is no key, or it, the URL, an account header or the proxy is not valid.
+    """
+    key = variable(environment, "OPENAI_API_KEY")
+    if key is None:
+        raise UserError("OPENAI_API_KEY is not set: export OPENAI_API_KEY=... of the account that has the job")
+    names = {header: (variable(environment, name), name) for name, header in ACCOUNT_HEADERS.items()}
+    headers = {header: Setting(value, name) for header, (value, name) in names.items() if value is not None}
+    found = variable(environment, "OPENAI_BASE_URL")
+    url = Setting(OPENAI, "the default URL") if found is None else Setting(found, "OPENAI_BASE_URL")
+    if base_url is not None:
+        url = Setting(base_url.strip(), "--base-url")
+    return client_at(url, Setting(key, "OPENAI_API_KEY"), environment, TIMEOUT, headers), key
+
+
+def one_line(text: str) -> str:
+    """The text on one line and without control characters, which could change what a terminal shows."""
+    return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+
+
+def _wait_s(state: RetryCallState) -> float:
+    error = state.outcome and state.outcome.exception()
+    asked = error.after_s if isinstance(error, NoAnswer) else None
+    longer = FIRST_WAIT_S * 2 ** (state.attempt_number - 1)
+    return min(LONGEST_WAIT_S, longer if asked is None else asked) * random.uniform(1, 1.1)

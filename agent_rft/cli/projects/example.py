@@ -1,0 +1,111 @@
+"""A project that is copied from an example: a job, its rows and its server, which are then the user's own.
+
+The examples are files beside the packages, in a checkout as in an installation. They are read, never imported.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import agent_rft
+from agent_rft.cli.projects.folder import SCHEMAS, command, settings, write_files
+
+EXAMPLES = Path(agent_rft.__path__[0]).parent / "examples"
+LEDGER_MODULES = ("__init__", "app", "latency", "questions", "server", "tools", "vocabulary", "world")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What a project is made of: `files` are paths in the example's folder by those in the project, folders included.
+
+    In copied Python files, `package` becomes `renamed`. `server` has Python's arguments that run the server, which
+    listens at `ports`; `first` are commands to run before the job is checked, and `evaluated` is the file whose rows
+    `agent-rft eval` grades.
+    """
+
+    server: str
+    ports: tuple[int, ...]
+    files: Mapping[str, str]
+    package: str
+    renamed: str
+    first: tuple[tuple[str, str], ...] = ()
+    evaluated: str = "test_file"
+
+
+_LEDGER_FILES = {"project": "", "base": "base", "data": "data"}
+PROJECTS = {
+    "ledger": Example(
+        "-m ledger.server --tools-port 8701 --grader-port 8702",
+        (8701, 8702),
+        _LEDGER_FILES | {f"{module}.py": f"ledger/{module}.py" for module in LEDGER_MODULES},
+        "examples.ledger",
+        "ledger",
+    ),
+    "endpoint": Example(
+        "-m uvicorn server:app --port 8700",
+        (8700,),
+        {"project": "", "server.py": "server.py", "rows.jsonl": "rows.jsonl"},
+        "examples.endpoint.",
+        "",
+        (("hf", "download Qwen/Qwen3-0.6B"),),
+        "training_file",  # its only one
+    ),
+}
+
+
+def write_project(folder: Path, example: str, serves: bool = False) -> str:
+    """Write the project and return the next steps, as lines that can be copied.
+
+    With `serves`, it is prepared for jobs of `agent-rft serve`.
+
+    Raises:
+        UserError: the folder is not empty, or cannot be written.
+    """
+    project = PROJECTS[example]
+    write_files(folder, _contents(project, EXAMPLES / example) | settings(project.ports, serves))
+    return _next_steps(folder, project)
+
+
+def _contents(project: Example, root: Path) -> dict[Path, bytes]:
+    """The content of each file by its path in the project."""
+    found: dict[Path, bytes] = {}
+    for source, target in _copies(project, root):
+        content = source.read_bytes()
+        if source.suffix == ".py":
+            content = content.replace(project.package.encode(), project.renamed.encode())
+        elif source.suffix == ".yaml":
+            content = re.sub(rb"\$schema=\S+/", f"$schema={SCHEMAS}/".encode(), content)
+        found[target] = content
+    return found
+
+
+def _copies(project: Example, root: Path) -> Iterator[tuple[Path, Path]]:
+    for name, target in project.files.items():
+        source = root / name
+        if not source.is_dir():
+            yield source, Path(target)
+            continue
+        for path in sorted(source.iterdir()):
+            yield path, Path(target, path.name)
+
+
+def _next_steps(folder: Path, project: Example) -> str:
+    enter, agent_rft = f"cd {shlex.quote(str(folder))}", command("agent-rft")
+    lines = [
+        f"{folder} has a job, its rows and the server of its tools and grader; see README.md there. Start the server:",
+        "",
+        f"  {enter} && {command('python')} {project.server}",
+        "",
+        "and in another terminal:",
+        "",
+        f"  {enter}",
+        *(f"  {command(name)} {arguments}" for name, arguments in project.first),
+        f"  {agent_rft} check job.yaml",
+        f"  {agent_rft} train job.yaml",
+        f"  {agent_rft} eval job.yaml --file {project.evaluated}    # with --model CHECKPOINT: what was trained",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,273 @@
+"""The operations of an OpenAPI document (3.0 or 3.1) as tools, and how a call of each becomes a request.
+
+A tool's arguments are the operation's parameters by name, and `body` where it takes a JSON body.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+from agent_rft.cli.projects.document import Document, read_document
+from agent_rft.cli.projects.tools import MAX_PROBLEMS, NAME, NAME_RULE, Tool, chosen, described, refuse
+from agent_rft.errors import InvalidJob, Problem, UserError
+from agent_rft.spec.reader import KeyPath
+from agent_rft.spec.schemas.form import resolved
+from agent_rft.spec.schemas.inline import inlined
+from agent_rft.spec.schemas.json_schema import schema_mistake
+
+METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
+READING = ("get", "head", "options")
+MAX_OPERATIONS = 5_000
+MAX_URL_CHARS = 2_000
+CODE = "unfit_operation"
+BODY = "body"
+SET_BY_HTTP = {"accept", "content-type", "authorization", "cookie", "host", "content-length"}
+CHOOSE = "or leave the operation out: name those that you want, each with --tool"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A tool, and its request: the `path` below the API's URL, and where each argument goes."""
+
+    tool: Tool
+    method: str
+    path: str
+    places: Mapping[str, str]
+    """`path`, `query`, `header` or `body` by argument."""
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """Operations of an API at a URL."""
+
+    url: str
+    operations: tuple[Operation, ...]
+
+
+class _Unfit(Exception):
+    """An operation that cannot be a tool."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+def read_api(source: str, wanted: Sequence[str] = ()) -> Api:
+    """The operations of the document at a path or URL, or those that are wanted.
+
+    Raises:
+        UserError: The document cannot be read, or is not OpenAPI's.
+        InvalidJob: Operations cannot be called by a model.
+    """
+    document = read_document(source)
+    paths = _paths(document)
+    what = f"{document.where} has operations that cannot be tools"
+    found: dict[str, KeyPath] = {}
+    problems: list[Problem] = []
+    for number, (at, operation) in enumerate(_operations(paths), start=1):
+        if number > MAX_OPERATIONS:
+            raise UserError(f"{document.where} has more than {MAX_OPERATIONS:,} operations, the most that are read")
+        name = operation.get("operationId")
+        if not wanted and len(problems) <= MAX_PROBLEMS and (bad := _name_problem(document, at, name, found)):
+            problems.append(bad)
+        if isinstance(name, str):
+            found.setdefault(name, at)
+    if not found and not problems:
+        raise UserError(f"{document.where} has no operations below `paths`")
+    refuse(what, problems)
+    names = chosen(list(found), wanted, "operation", document.where)
+    operations = []
+    for name in names:
+        try:
+            if bad := _name_problem(document, found[name], name, {}):
+                raise _Unfit(bad)
+            operations.append(_Reader(document, name, found[name]).operation())
+        except _Unfit as error:
+            problems.append(error.problem)
+    refuse(what, problems)
+    return Api(_url(document), tuple(operations))
+
+
+def _paths(document: Document) -> Mapping[str, Any]:
+    raw = document.raw
+    if isinstance(raw, dict) and isinstance(raw.get("swagger"), str | float):
+        raise UserError(
+            f"{document.where} is Swagger {raw['swagger']}: convert it to OpenAPI 3, such as with swagger2openapi"
+        )
+    version = str(raw.get("openapi", "")) if isinstance(raw, dict) else ""
+    if not re.match(r"3\.[0-9]", version):
+        raise UserError(
+            f"{document.where} is not an OpenAPI document: `openapi` must be 3.0 or 3.1 (it is {version[:20]!r})"
+        )
+    paths = raw.get("paths")
+    if not isinstance(paths, dict):
+        raise UserError(f"{document.where} has no `paths`, which list the operations")
+    return paths
+
+
+def _operations(paths: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
+    for path, item in paths.items():
+        for method in METHODS:
+            if isinstance(item, dict) and isinstance(operation := item.get(method), dict):
+                yield ("paths", str(path), method), operation
+
+
+def _name_problem(document: Document, at: KeyPath, name: Any, others: Mapping[str, KeyPath]) -> Problem | None:
+    proposed = re.sub(r"[^a-zA-Z0-9]+", "_", f"{at[2]}_{at[1]}" if name is None else str(name)).strip("_")[:64]
+    if name is None:
+        message, remedy = "operationId is missing, which names the tool", f"add operationId: {proposed}"
+        return document.problem(CODE, at, message, f"{remedy}, {CHOOSE}")
+    where = (*at, "operationId")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        remedy = f"write {proposed}, {CHOOSE}"
+        return document.problem(CODE, where, f"{str(name)[:80]!r} cannot be called: {NAME_RULE}", remedy)
+    if name in others:
+        message = f"{name!r} is the name of {others[name][2]} {others[name][1]}, too"
+        return document.problem(CODE, where, message, "give each operation a name of its own")
+    return None
+
+
+def _url(document: Document) -> str:
+    servers = document.raw.get("servers")
+    first = servers[0] if isinstance(servers, list) and servers and isinstance(servers[0], dict) else {}
+    url = str(first.get("url") or "/")
+    variables = first.get("variables")
+    for name, variable in variables.items() if isinstance(variables, dict) else ():
+        default = str(variable.get("default", "") if isinstance(variable, dict) else "")
+        if len(url) <= MAX_URL_CHARS:  # a default may have variables, too, and many of them
+            url = url.replace("{" + name + "}", default[: MAX_URL_CHARS + 1])
+    if len(url) > MAX_URL_CHARS:
+        message, remedy = "the API's URL is too long", f"take at most {MAX_URL_CHARS:,} characters"
+    elif not url.isprintable() or " " in url:
+        message, remedy = "the API's URL has spaces or control characters", "remove them"
+    elif found := re.search("[@?#]", url):
+        message = f"the API's URL has {found[0]!r}, so a user, a query or a fragment, which may be secret"
+        remedy = "write it without, and start the project's server with API_AUTHORIZATION set to what the API asks for"
+    elif (whole := _whole(document.where, url)) is None:
+        message = f"the API's URL is {url[:200]!r}, which is not complete"
+        remedy = "add servers: [{url: https://api.example.com/v1}]"
+    else:
+        return whole.rstrip("/")
+    at: KeyPath = ("servers", 0, "url") if first else ()
+    raise InvalidJob(f"{document.where} does not say where the API is", [document.problem(CODE, at, message, remedy)])
+
+
+def _whole(where: str, url: str) -> str | None:
+    """The URL, which may be relative to the document's; None if it names no host."""
+    try:
+        url = urljoin(where, url) if where.startswith(("http://", "https://")) else url
+        parts = urlsplit(url)
+    except ValueError:  # such as http://[
+        return None
+    return url if parts.scheme in ("http", "https") and parts.hostname and "{" not in url else None
+
+
+class _Reader:
+    """Reads one operation."""
+
+    def __init__(self, document: Document, name: str, at: KeyPath) -> None:
+        self._document = document
+        self._name = name
+        self._at = at
+
+    def operation(self) -> Operation:
+        """The operation as a tool.
+
+        Raises:
+            _Unfit: It cannot be one.
+        """
+        _, path, method = map(str, self._at)
+        if not path.startswith("/") or not path.isprintable():
+            message = f"its path {path[:200]!r} would not be below the API's URL"
+            raise self._unfit(self._at, message, "begin it with /, without control characters")
+        if len(path) > MAX_URL_CHARS:
+            raise self._unfit(self._at, f"its path has {len(path):,} characters", f"take at most {MAX_URL_CHARS:,}")
+        item = self._document.raw["paths"][path]
+        raw = item[method]
+        properties: dict[str, Any] = {}
+        required: list[str] = []
+        places: dict[str, str] = {}
+        for (name, place), (at, parameter) in self._parameters(item, raw).items():
+            if place == "cookie" or (place == "header" and name.lower() in SET_BY_HTTP):
+                continue  # who calls is the server's matter, not the model's
+            schema = self._inlined(parameter.get("schema", {"type": "string"}), (*at, "schema"))
+            if text := parameter.get("description"):
+                schema = {"description": described(str(text)), **schema}
+            properties[name], places[name] = schema, place
+            if parameter.get("required") is True or place == "path":
+                required.append(name)
+        if missing := [name for name in re.findall(r"\{([^{}]*)\}", path) if places.get(name) != "path"]:
+            message = f"the path has {{{missing[0]}}}, and there is no such parameter"
+            raise self._unfit(self._at, message, f"add {{name: {missing[0]}, in: path}} to its parameters")
+        self._body(raw, properties, required, places)
+        parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+        if (bad := schema_mistake(parameters)) is not None:
+            raise self._unfit(self._at, f"its arguments at {bad.at}: {bad.message}", bad.remedy)
+        texts = (str(raw[key]) for key in ("summary", "description") if raw.get(key))
+        text = described("\n".join(dict.fromkeys(texts)))
+        tool = Tool(self._name, text or f"{method.upper()} {path}", parameters, method not in READING)
+        return Operation(tool, method.upper(), path, places)
+
+    def _parameters(
+        self, item: Mapping[str, Any], raw: Mapping[str, Any]
+    ) -> dict[tuple[str, str], tuple[KeyPath, Mapping[str, Any]]]:
+        """The parameters of the path and of the operation, which override those of the same name and place."""
+        found: dict[tuple[str, str], tuple[KeyPath, Mapping[str, Any]]] = {}
+        for start, owner in ((self._at[:2], item), (self._at, raw)):
+            given = owner.get("parameters")
+            for i, parameter in enumerate(given if isinstance(given, list) else ()):
+                at, value = self._target((*start, "parameters", i), parameter)
+                name, place = value.get("name"), value.get("in")
+                if not isinstance(name, str) or place not in ("path", "query", "header", "cookie"):
+                    message = "a parameter has no `name` that is text, or no `in` of path, query or header"
+                    raise self._unfit(at, message, "correct it")
+                found[name, place] = at, value
+        return found
+
+    def _body(
+        self, raw: Mapping[str, Any], properties: dict[str, Any], required: list[str], places: dict[str, str]
+    ) -> None:
+        if "requestBody" not in raw:
+            return
+        at, body = self._target((*self._at, "requestBody"), raw["requestBody"])
+        content = body.get("content")
+        types = [str(name) for name in content] if isinstance(content, dict) else []
+        kind = next((name for name in types if re.match(r"application/([\w.+-]+\+)?json\b", name)), None)
+        if kind is None or not isinstance(content, dict):
+            if body.get("required") is not True:
+                return
+            message = f"its body is {', '.join(types)[:100] or 'not described'}; only JSON is forwarded"
+            raise self._unfit((*at, "content"), message, f"describe it as application/json, {CHOOSE}")
+        if BODY in properties:
+            raise self._unfit(at, f"a parameter is called {BODY}, as the argument for its JSON body", CHOOSE[3:])
+        media = content[kind] if isinstance(content[kind], dict) else {}
+        properties[BODY] = self._inlined(media.get("schema", {}), (*at, "content", kind, "schema"))
+        places[BODY] = "body"
+        if body.get("required") is True:
+            required.append(BODY)
+
+    def _target(self, at: KeyPath, value: Any) -> tuple[KeyPath, Mapping[str, Any]]:
+        """What is at this path, or what it refers to."""
+        if isinstance(value, dict) and "$ref" in value:
+            found = resolved(self._document.raw, str(value["$ref"]))
+            if found is None or not isinstance(found[1], dict) or "$ref" in found[1]:
+                remedy = "let it refer to a value in this document, such as #/components/parameters/name"
+                raise self._unfit((*at, "$ref"), f"{str(value['$ref'])[:200]!r} is not followed", remedy)
+            return found
+        if not isinstance(value, dict):
+            raise self._unfit(at, "must be an object", "correct it")
+        return at, value
+
+    def _inlined(self, schema: Any, at: KeyPath) -> dict[str, Any]:
+        found, mistake = inlined(schema, self._document.raw, at)
+        if found is None:
+            assert mistake is not None
+            raise self._unfit(mistake.path, mistake.message, mistake.remedy)
+        return found
+
+    def _unfit(self, at: KeyPath, message: str, remedy: str) -> _Unfit:
+        return _Unfit(self._document.problem(CODE, at, f"operation {self._name!r}: {message}", remedy))

@@ -1,0 +1,217 @@
+"""A project of the user's own: tools from functions or an API, rows from examples, and what a first run needs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from agent_rft.cli.projects import PORT
+from agent_rft.cli.projects.example import EXAMPLES
+from agent_rft.cli.projects.examples import Examples, read_examples
+from agent_rft.cli.projects.folder import check_is_free, command, settings, write_files
+from agent_rft.cli.projects.functions import Module, read_module
+from agent_rft.cli.projects.openapi import Api, read_api
+from agent_rft.cli.projects.rows import FILES, GROUP, rows_of, split, starter_rows
+from agent_rft.cli.projects.tools import Tool
+from agent_rft.errors import UserError
+
+TOY = EXAMPLES / "ledger" / "base"
+TOY_TOKENS, TOKENS = 512, 2_048
+SOURCES = (
+    "a Python file (tools.py), an OpenAPI file or URL (.json, .yaml, http...), or a CSV file of examples (.csv, .tsv)"
+)
+_TEMPLATES = Environment(
+    loader=PackageLoader("agent_rft.cli.projects"),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    keep_trailing_newline=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Requested contents of a project.
+
+    `sources` are the values of `--from`, `tools` the only tools to take. Without a model, the project has the toy.
+    """
+
+    sources: tuple[str, ...]
+    tools: tuple[str, ...] = ()
+    system: str = ""
+    model: str | None = None
+    port: int = PORT
+    serves: bool = False
+    """Whether `agent-rft serve` runs the project's jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What was read from the sources, at most one of a kind."""
+
+    module: Module | None = None
+    api: Api | None = None
+    examples: Examples | None = None
+
+    @property
+    def tools(self) -> list[Tool]:
+        if self.module is not None:
+            return list(self.module.tools)
+        return [operation.tool for operation in self.api.operations] if self.api is not None else []
+
+
+def write_own_project(folder: Path, wanted: Wanted) -> str:
+    """Writes the project; returns what was done and the next steps, as lines that can be copied.
+
+    Raises:
+        UserError: A source cannot be read, or the folder not written.
+        InvalidJob: Something in a source cannot be used; all of it is listed.
+    """
+    check_is_free(folder)
+    sources = _read(wanted)
+    rows = _split(sources, wanted.system)
+    notes = list(_notes(sources, wanted))
+    counts = ", ".join(f"{len(rows[name])} {name}" for name in FILES)
+    notes.append(f"rows: {counts}; no question is in two files")
+    write_files(folder, _contents(folder, wanted, sources, rows, notes))
+    return _next_steps(folder, wanted, notes)
+
+
+def _read(wanted: Wanted) -> Sources:
+    found: dict[str, Any] = {}
+    for source in wanted.sources:
+        kind = _kind(source)
+        if kind in found or (kind != "examples" and found.keys() & {"module", "api"}):
+            raise UserError(f"--from {source}: give one source of tools and one CSV file at most")
+        if kind == "module":
+            found[kind] = read_module(Path(source), wanted.tools)
+        elif kind == "api":
+            found[kind] = read_api(source, wanted.tools)
+        else:
+            found[kind] = read_examples(Path(source))
+    if wanted.tools and not found.keys() & {"module", "api"}:
+        raise UserError("--tool chooses from a Python file or an OpenAPI document: give one with --from")
+    return Sources(**found)
+
+
+def _kind(source: str) -> str:
+    if source.startswith(("http://", "https://")):
+        return "api"
+    kinds = {"module": (".py",), "api": (".json", ".yaml", ".yml"), "examples": (".csv", ".tsv")}
+    for kind, endings in kinds.items():
+        if Path(source).suffix.lower() in endings:
+            return kind
+    raise UserError(f"--from {source}: give {SOURCES}")
+
+
+def _split(sources: Sources, system: str) -> dict[str, list[dict[str, Any]]]:
+    if sources.examples is not None:
+        return split(rows_of(sources.examples.rows, sources.tools, system))
+    return split(starter_rows(sources.tools, system))
+
+
+def _notes(sources: Sources, wanted: Wanted) -> Iterator[str]:
+    """What was done and what to know about it."""
+    if (module := sources.module) is not None:
+        yield (
+            f"tools: {', '.join(tool.name for tool in module.tools)} of {module.name} in {module.root}, which was "
+            "imported once in a process of its own to read its type hints; no function was called"
+        )
+        if module.undocumented:
+            yield f"without a docstring a model knows only the name: {', '.join(module.undocumented)}"
+    if (api := sources.api) is not None:
+        yield f"tools: {', '.join(tool.name for tool in sources.tools)} of {api.url}; the API was not called"
+        if changing := [tool.name for tool in sources.tools if tool.changes]:
+            yield f"may change data, so sent only if the server is started with API_CHANGES=1: {', '.join(changing)}"
+    if (examples := sources.examples) is not None:
+        own = f"; keys of the rows: {', '.join(examples.own)}" if examples.own else ""
+        yield f"question: column {examples.question!r}; reference_answer: column {examples.answer!r}{own}"
+        if GROUP in examples.own:
+            yield f"rows with the same {GROUP!r} are in the same file"
+        if examples.num_repeated:
+            yield f"left out as repetitions of a question with its answer: {examples.num_repeated} lines"
+    else:
+        yield "the rows are made up from the tools' schemas; --from questions.csv takes your own questions and answers"
+    if wanted.model is None:
+        yield "model: a toy that shows that everything works and knows only the ledger example; set `model` in job.yaml"
+
+
+def _contents(
+    folder: Path, wanted: Wanted, sources: Sources, rows: dict[str, list[dict[str, Any]]], notes: Sequence[str]
+) -> dict[Path, bytes]:
+    module, api = sources.module, sources.api
+    toy = wanted.model is None
+    values = {
+        "kind": "functions" if module is not None else "api" if api is not None else "none",
+        "tools": [tool.name for tool in sources.tools],
+        "module": module.name if module is not None else "",
+        "root": _literal(str(module.root)) if module is not None else "",
+        "names": _literal([tool.name for tool in sources.tools]),
+        "api": _literal(api.url) if api is not None else "",
+        "starter": sources.examples is None,
+        "toy": toy,
+        "model": _literal(_model(wanted.model)) if wanted.model is not None else "base",
+        "tokens": TOY_TOKENS if toy else TOKENS,
+        "port": wanted.port,
+        "serves": wanted.serves,
+        "suffix": re.sub(r"[^a-z0-9-]+", "-", folder.resolve().name.lower()).strip("-")[:40] or "agent",
+        "files": _literal(FILES),
+        "counts": ", ".join(f"{len(rows[name])} {name}" for name in FILES),
+        "notes": notes,
+    }
+    found: dict[Path, bytes] = {}
+    for name in ("README.md", "job.yaml", "server.py", "grader.py", "test_grader.py"):
+        found[Path(name)] = _TEMPLATES.get_template(f"{name}.jinja").render(values).encode()
+    for name, part in rows.items():
+        found[Path("rows", f"{name}.jsonl")] = "".join(
+            json.dumps(row, ensure_ascii=False) + "\n" for row in part
+        ).encode()
+    if api is not None:
+        operations = {
+            one.tool.name: {"method": one.method, "path": one.path, "places": one.places, "changes": one.tool.changes}
+            for one in api.operations
+        }
+        found[Path("operations.json")] = (json.dumps(operations, indent=2, ensure_ascii=False) + "\n").encode()
+    if toy:
+        found |= {Path("base", path.name): path.read_bytes() for path in sorted(TOY.iterdir())}
+    return found | settings([wanted.port], wanted.serves)
+
+
+def _literal(value: str | Sequence[str]) -> str:
+    """The value as Python and YAML read it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _model(model: str) -> str:
+    """A folder as it is found from the project, or a name as it is."""
+    return str(Path(model).resolve()) if Path(model).is_dir() else model
+
+
+def _next_steps(folder: Path, wanted: Wanted, notes: Sequence[str]) -> str:
+    enter, python, agent_rft = f"cd {shlex.quote(str(folder))}", command("python"), command("agent-rft")
+    lines = [
+        f"{folder} has a job, its rows, its server and a grader with tests; see README.md there.",
+        *(f"  - {note}" for note in notes),
+        "Start the server:",
+        "",
+        f"  {enter} && {python} -m uvicorn server:app --port {wanted.port}",
+        "",
+        "and in another terminal:",
+        "",
+        f"  {enter}",
+    ]
+    if wanted.model is not None and not Path(wanted.model).is_dir():
+        lines.append(f"  {command('hf')} download {shlex.quote(wanted.model)}")
+    lines += [
+        f"  {python} -m unittest test_grader",
+        f"  {agent_rft} check job.yaml",
+        f"  {agent_rft} eval job.yaml --samples 4",
+        f"  {agent_rft} train job.yaml",
+    ]
+    return "\n".join(lines)

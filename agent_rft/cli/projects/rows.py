@@ -1,0 +1,118 @@
+"""The rows of a project: from examples, or made up from the tools' schemas; split three ways, no row in two files."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from agent_rft.cli.projects.examples import REFERENCE_ANSWER, Example, normal
+from agent_rft.cli.projects.tools import Tool
+from agent_rft.cluster.preflight.examples import example_of
+from agent_rft.errors import UserError
+from agent_rft.spec.schemas.json_schema import Checker
+
+FILES = ("train", "validation", "test")
+MIN_ROWS = len(FILES)
+MAX_VALIDATION, MAX_TEST = 100, 300
+"""Rows after which more precision costs more than it tells."""
+GROUP = "group"
+"""A column whose equal values keep rows in one file, such as a customer or document: what is known must not leak."""
+NUM_STARTER_ROWS = 30
+PHRASES = (
+    "Call the tool {name} with {arguments}, and answer with what it returns.",
+    "What does {name} return for {arguments}? Answer with its result alone.",
+    "Use {name} with {arguments}. Give its result and nothing else.",
+    "Find out with {name} and {arguments} what the result is, and answer with it.",
+    "Run {name} with {arguments} and repeat its result.",
+)
+WORDS = ("lamp", "blue chair", "Ada", "2026-03-02", "north", "1042", "summer", "a", "invoice", "Bo")
+
+
+def rows_of(examples: Sequence[Example], tools: Sequence[Tool], system: str) -> list[dict[str, Any]]:
+    """A row for each example."""
+    return [
+        _row(example.question, tools, system) | example.own | {REFERENCE_ANSWER: example.answer} for example in examples
+    ]
+
+
+def starter_rows(tools: Sequence[Tool], system: str) -> list[dict[str, Any]]:
+    """Rows to begin with: each asks for one call of a tool that changes nothing, if there is such a tool."""
+    found: dict[str, dict[str, Any]] = {}
+    harmless = [tool for tool in tools if not tool.changes] or list(tools)
+    for i in range(NUM_STARTER_ROWS * len(PHRASES)):
+        tool, turn = harmless[i % len(harmless)], i // len(harmless)
+        phrase, round_ = turn % len(PHRASES), turn // len(PHRASES)
+        arguments = _arguments(tool, 2 * phrase + round_)  # each phrase meets all values
+        given = ", ".join(f"{name} = {value}" for name, value in arguments.items()) or "no arguments"
+        question = PHRASES[phrase].format(name=tool.name, arguments=given)
+        expected = {"name": tool.name, "arguments": arguments}
+        found.setdefault(normal(question), _row(question, tools, system) | {"expected_call": expected})
+        if len(found) == NUM_STARTER_ROWS:
+            break
+    return list(found.values())
+
+
+def split(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The rows by file: a fifth for the test, a tenth for validation, the rest for training; the same every time.
+
+    Raises:
+        UserError: There are too few of them.
+    """
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for i, row in enumerate(rows):
+        groups.setdefault(row.get(GROUP, i), []).append(row)
+    if len(groups) < MIN_ROWS:
+        what = f"different values of {GROUP!r}" if len(groups) < len(rows) else "different examples"
+        remedy = "training, validation and test need one each, and thirty are a start"
+        raise UserError(f"there are only {len(groups)} {what}: {remedy}")
+    mixed = list(groups.values())
+    random.Random(0).shuffle(mixed)
+    mixed.sort(key=len)  # so that no large group fills a small file
+    wanted = {"test": min(MAX_TEST, len(rows) // 5), "validation": min(MAX_VALIDATION, len(rows) // 10)}
+    files: dict[str, list[dict[str, Any]]] = {name: [] for name in FILES}
+    for name, num in wanted.items():
+        while not files[name] or (len(files[name]) < num and len(mixed) > MIN_ROWS):
+            files[name] += mixed.pop(0)
+    files["train"] = [row for group in mixed for row in group]
+    return files
+
+
+def _row(question: str, tools: Sequence[Tool], system: str) -> dict[str, Any]:
+    messages = [{"role": "system", "content": system}] if system else []
+    row: dict[str, Any] = {"messages": [*messages, {"role": "user", "content": question}]}
+    return row | {"tools": [tool.chat_form() for tool in tools]} if tools else row
+
+
+def _arguments(tool: Tool, turn: int) -> dict[str, Any]:
+    """Arguments that fit the tool's schema, other ones at each turn if it allows that."""
+    example = example_of(tool.parameters)
+    properties = tool.parameters.get("properties", {})
+    names = tool.parameters.get("required") or list(properties)[:2]
+    varied = {name: _varied(properties.get(name, {}), turn, i) for i, name in enumerate(names)}
+    given = {name: example.get(name) if value is None else value for name, value in varied.items()}
+    return given if Checker(tool.parameters).mistake(given) is None else example
+
+
+def _varied(schema: Any, turn: int, index: int) -> Any:
+    """A value that has the schema's type; None for types with parts."""
+    if not isinstance(schema, dict):
+        return None
+    if choices := [*_choices(schema)]:
+        return choices[turn % len(choices)]
+    match schema.get("type"):
+        case "integer" | "number":
+            low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
+            return (low if isinstance(low, int) else 0) + 1 + turn * (index + 1) + index
+        case "string" if not {"pattern", "format"} & schema.keys():
+            return WORDS[(turn + index * 3) % len(WORDS)]
+        case "boolean":
+            return turn % 2 == 0
+    return None
+
+
+def _choices(schema: dict[str, Any]) -> Iterator[Any]:
+    for key in ("enum", "examples"):
+        if isinstance(values := schema.get(key), list):
+            yield from (value for value in values if value is not None)
+            return

@@ -1,0 +1,154 @@
+"""Everything that has a name in messages, files and dashboards, and how a name is looked up.
+
+find("tool/search/errors", catalogue(settings))    # the metric `tool/<tool>/errors`
+find("max_tool_calls", catalogue(settings))        # the setting whose path ends so
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Literal, get_args
+
+from pydantic_core.core_schema import ErrorType
+
+from agent_rft.cli.reference.events import event_fields, level_of
+from agent_rft.cli.reference.exit_codes import EXIT_CODES
+from agent_rft.cli.reference.metrics import KINDS as METRIC_KINDS
+from agent_rft.cli.reference.metrics import sample_names, shown_in
+from agent_rft.cli.reference.settings import Setting
+from agent_rft.cli.reference.texts import sentence, text_of
+from agent_rft.errors import Discard
+from agent_rft.events import KINDS as EVENT_KINDS
+from agent_rft.metrics import METRICS, metric_of
+from agent_rft.problems import PROBLEM_CODES, entry_of
+from agent_rft.problems.alarms import ALARM_RULES
+from agent_rft.problems.readiness import REASONS
+
+Kind = Literal[
+    "problem code", "setting", "metric", "event", "alarm rule", "discard reason", "readiness reason", "exit code"
+]
+
+SHOWN_MATCHES = 5
+OWN_TYPES = frozenset(("ip_any_network",))
+"""Types of errors that pydantic itself adds to those of its core."""
+_WHOLE_FILE = {"job": "the job's file", "operator": "the operator's configuration", "nodes": "the list of nodes"}
+_OTHER_GRADERS = re.compile(r"(?:guards\[\d*\]\.grader|held_out_grader)(?=\.)|(?<=grader)\.graders\.[^.]+(?=\.)")
+"""Paths of graders that have the settings of `method.reinforcement.grader`, where alone they are listed."""
+_BRACKETS = re.compile(r"\[(\w*)\]")
+_LABELS, _SAMPLE_PART = re.compile(r"\{[^{]*\}$"), re.compile(r"_(total|bucket|sum|count)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing with a name. `facts` are further lines: type, default, unit, where it is shown."""
+
+    kind: Kind
+    name: str
+    meaning: str
+    remedy: str = ""
+    facts: dict[str, str | list[str]] = field(default_factory=dict)
+
+
+def catalogue(settings: Iterable[Setting]) -> list[Entry]:
+    """All entries, with these settings."""
+    return [
+        *(Entry("problem code", name, code.meaning, code.remedy) for name, code in PROBLEM_CODES.items()),
+        *map(_setting, settings),
+        *map(_metric, METRICS),
+        *(_event(kind) for kind in EVENT_KINDS),
+        *(Entry("alarm rule", name, rule.meaning, rule.remedy) for name, rule in ALARM_RULES.items()),
+        *(Entry("discard reason", cls.reason, text_of(cls)) for cls in Discard.__subclasses__()),
+        *(
+            Entry("readiness reason", reason, text.meaning, text.remedy, {"verdict": text.verdict or "none: a note"})
+            for reason, text in REASONS.items()
+        ),
+        *(Entry("exit code", str(code), meaning) for code, meaning in EXIT_CODES.items()),
+    ]
+
+
+def find(name: str, entries: Sequence[Entry]) -> list[Entry]:
+    """The entries that a name stands for: several if it is, for example, a problem code and a discard reason."""
+    meant = set(_names(name))
+    found = [entry for entry in entries if entry.name in meant and entry.kind != "setting"]
+    return found + _settings(name, [entry for entry in entries if entry.kind == "setting"])
+
+
+def near(name: str, entries: Sequence[Entry]) -> list[str]:
+    """Names that are spelled alike."""
+    names = {known: entry.name for entry in entries for known in (entry.name, entry.name.rpartition(".")[2])}
+    return list(dict.fromkeys(names[close] for close in get_close_matches(name, names, SHOWN_MATCHES)))
+
+
+def _names(name: str) -> Iterator[str]:
+    """A name as it is listed: itself, the family of a metric or code, and the metric of a name in Prometheus."""
+    yield name
+    if (metric := metric_of(name)) is not None:
+        yield metric[0]
+    sample = _LABELS.sub("", name)
+    yield from (entry for entry in METRICS if sample in {*sample_names(entry), *_bare_names(entry)})
+    if (code := entry_of(name)) is not None and _is_member(name, code):
+        yield code
+
+
+def _bare_names(entry: str) -> set[str]:
+    """The names of a metric in Prometheus without the part that its kind adds."""
+    return {_SAMPLE_PART.sub("", sample) for sample in sample_names(entry)}
+
+
+def _is_member(code: str, family: str) -> bool:
+    """Whether a code is one of its family: any word may follow `invalid_`, but only types of errors are codes."""
+    return family != "invalid_<type>" or code.removeprefix("invalid_") in {*get_args(ErrorType), *OWN_TYPES}
+
+
+def _settings(name: str, entries: Sequence[Entry]) -> list[Entry]:
+    """The settings with this path, else those whose path ends so."""
+    wanted = name
+    for found in reversed([*_OTHER_GRADERS.finditer(name)]):
+        wanted = wanted[: found.start()] + ("" if found.group()[0] == "." else "grader") + wanted[found.end() :]
+    exact = [entry for entry in entries if _pattern(entry.name).fullmatch(wanted)]
+    return exact or [entry for entry in entries if any(end.fullmatch(wanted) for end in _ends(entry.name))]
+
+
+def _ends(path: str) -> Iterator[re.Pattern[str]]:
+    keys = path.split(".")
+    yield from (_pattern(".".join(keys[start:])) for start, key in enumerate(keys) if key != "NAME")
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    """Matches a path as people write it: `tools[0].name` for `tools[].name`, with or without a `[kind]`."""
+    keys = ("[^.]+" if key == "NAME" else _BRACKETS.sub(_optional, key) for key in path.split("."))
+    return re.compile(r"\.".join(keys))
+
+
+def _optional(brackets: re.Match[str]) -> str:
+    return rf"(?:\[{brackets[1] or '[0-9]*'}\])?"
+
+
+def _setting(setting: Setting) -> Entry:
+    facts: dict[str, str | list[str]] = {"in": _WHOLE_FILE[setting.file], "type": setting.type}
+    facts["default"] = "none: it is required" if setting.default is None else setting.default
+    if setting.bounds is not None:
+        facts["bounds"] = setting.bounds
+    return Entry("setting", setting.path, setting.description, facts=facts)
+
+
+def _metric(name: str) -> Entry:
+    metric = METRICS[name]
+    facts: dict[str, str | list[str]] = {
+        "unit": metric.unit or "none",
+        "kind": metric.kind,
+        "Prometheus receives": METRIC_KINDS[metric.kind],
+        "in Prometheus": list(sample_names(name)),
+        "shown in": list(shown_in(name)),
+    }
+    return Entry("metric", name, sentence(metric.help), facts={key: value for key, value in facts.items() if value})
+
+
+def _event(kind: str) -> Entry:
+    cls = EVENT_KINDS[kind]
+    fields = [f"{name} ({type_}): {about}" for name, type_, about in event_fields(cls)]
+    facts: dict[str, str | list[str]] = {"level": level_of(cls)}
+    return Entry("event", kind, text_of(cls), facts=facts | ({"fields": fields} if fields else {}))

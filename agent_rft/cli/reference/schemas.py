@@ -1,0 +1,139 @@
+"""JSON schemas (draft 2020-12) of the files that people write, for editors: they complete, explain and check.
+
+A schema accepts what the file's reader accepts, except numbers and truth values in quotes or in place of each other. It
+checks keys, types and bounds, and not what depends on several settings: `agent-rft check` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic import AliasChoices, BaseModel
+
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.nodes import NodesFile
+from agent_rft.spec.operator.config import Operator
+
+Schema = dict[str, Any]
+
+MODELS: dict[str, type[BaseModel]] = {"job": JobSpec, "operator": Operator, "nodes": NodesFile}
+TITLES = {
+    "job": "A job of agent-rft",
+    "operator": "The operator's configuration of agent-rft",
+    "nodes": "The nodes of a planned cluster, for agent-rft plan",
+}
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+VARIABLE = r"\$\{[A-Za-z_][A-Za-z0-9_]*\}"
+"""Allowed in any scalar: the reader replaces it by an environment variable before it looks at types."""
+EXPONENT = r"^[-+]?[0-9.]+[eE][-+]?[0-9]+$"
+"""A number such as 1e-6. Without a point it is text in YAML 1.1; the reader takes it for a number."""
+NOT_TEXT = {"integer", "number", "boolean"}
+ANNOTATIONS = ("description", "default")
+NOT_FOR_EDITORS = ("title", "format", "writeOnly")
+
+
+def schema_of(file: str) -> Schema:
+    """The schema of a file: job, operator or nodes."""
+    schema = model_schema(file)
+    models = schema["$defs"]
+    for model in _models(MODELS[file]):
+        for name, field in model.model_fields.items():
+            if isinstance(field.validation_alias, AliasChoices):
+                properties = models[model.__name__]["properties"]
+                about = {"description": f"Another name of `{name}`."}
+                properties |= {
+                    str(alias): properties[name] | about for alias in field.validation_alias.choices if alias != name
+                }
+    schema = _for_editors(schema, models)
+    models = schema.pop("$defs")
+    return {"$schema": DIALECT, "title": TITLES[file], **schema, "$defs": models}
+
+
+def model_schema(file: str) -> Schema:
+    """Pydantic's schema of a file, with each description on one line."""
+    schema: Schema = _on_one_line(MODELS[file].model_json_schema())
+    return schema
+
+
+def variants(schema: Schema) -> dict[str, str]:
+    """The reference to the model of each type of a union of models, in the order of their declaration."""
+    kinds = {ref: kind for kind, ref in schema["discriminator"]["mapping"].items()}
+    return {kinds[model["$ref"]]: model["$ref"] for model in schema["oneOf"]}
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """All models in a type."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+        for field in annotation.model_fields.values():
+            yield from _models(field.annotation)
+    for inner in get_args(annotation):
+        yield from _models(inner)
+
+
+def _on_one_line(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_on_one_line(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _on_one_line(inner) for key, inner in value.items()}
+    if isinstance(found.get("description"), str):
+        found["description"] = " ".join(found["description"].split())
+    return found
+
+
+# -- for editors -------------------------------------------------------------------------------------------------------
+
+
+def _for_editors(schema: Schema, models: Schema, is_option: bool = False) -> Schema:
+    """The same schema without what helps nobody in an editor, with variables allowed and variants told by type.
+
+    `is_option`: it is one of several schemas of a value, which get a common pattern for variables.
+    """
+    found = {key: value for key, value in schema.items() if key not in NOT_FOR_EDITORS}
+    if isinstance(found.get("default"), dict | list):
+        del found["default"]  # an editor would insert all of it
+    if "discriminator" in found:
+        return _by_type(found, models)
+    for key in found.keys() & {"properties", "$defs"}:
+        found[key] = {name: _for_editors(inner, models) for name, inner in found[key].items()}
+    if "anyOf" in found:
+        found["anyOf"] = [_for_editors(inner, models, is_option=True) for inner in found["anyOf"]]
+    if "prefixItems" in found:
+        found["prefixItems"] = [_for_editors(inner, models) for inner in found["prefixItems"]]
+    for key in found.keys() & {"items", "additionalProperties"}:
+        if isinstance(found[key], dict):
+            found[key] = _for_editors(found[key], models)
+    return found if is_option else _with_variables(found)
+
+
+def _by_type(schema: Schema, models: Schema) -> Schema:
+    """A union of models as conditions on `type`: a mistake is then reported for the chosen model only."""
+    kinds = variants(schema)
+    about = {kind: models[ref.rpartition("/")[2]]["properties"]["type"]["description"] for kind, ref in kinds.items()}
+    chosen = {
+        "description": " ".join(f"{kind}: {text}" for kind, text in about.items()),
+        "anyOf": [{"enum": list(kinds)}, {"type": "string", "pattern": VARIABLE}],
+    }
+    when = [
+        {"if": {"properties": {"type": {"const": kind}}, "required": ["type"]}, "then": {"$ref": ref}}
+        for kind, ref in kinds.items()
+    ]
+    rest = {key: value for key, value in schema.items() if key not in ("discriminator", "oneOf")}
+    return {**rest, "type": "object", "required": ["type"], "properties": {"type": chosen}, "allOf": when}
+
+
+def _with_variables(schema: Schema) -> Schema:
+    """`schema`, which may also be `${NAME}` if it is a scalar other than text."""
+    about = {key: schema[key] for key in ANNOTATIONS if key in schema}
+    rest = {key: value for key, value in schema.items() if key not in about}
+    options = rest.get("anyOf", [rest])
+    types = {option.get("type") for option in options}
+    pattern = f"{EXPONENT}|{VARIABLE}" if "number" in types else VARIABLE
+    if any("const" in option or "enum" in option for option in options):
+        return about | {"anyOf": [*options, {"type": "string", "pattern": pattern}]}
+    if "string" in types or not types & NOT_TEXT:
+        return schema
+    keywords = {key: value for option in options for key, value in option.items() if key != "type"}
+    return about | {"type": [option["type"] for option in options] + ["string"], **keywords, "pattern": pattern}

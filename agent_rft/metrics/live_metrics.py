@@ -1,0 +1,206 @@
+"""What each process records as it happens."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from agent_rft.metrics.metric import CALLS, GRADES, LONG_SECONDS, SECONDS, TOKENS, Metric
+
+_file = partial(Metric, kind="file")
+_spread = partial(Metric, kind="histogram")
+_live = partial(Metric, live=True)
+
+# At each tool, grader, judge or session server, since the start; a line of the file has the sums of all processes.
+_ENDPOINTS: dict[str, Metric] = {
+    "endpoint/<endpoint>/calls": _live(
+        "calls", "calls", "calls to the endpoint: answered, failed, cancelled or in progress", "counter"
+    ),
+    "endpoint/<endpoint>/answered": _live("answered calls", "calls", "calls that were answered", "counter"),
+    "endpoint/<endpoint>/failed": _live(
+        "failed calls", "calls", "calls that ended without an answer after all retries", "counter"
+    ),
+    "endpoint/<endpoint>/cancelled": _live("cancelled calls", "calls", "calls that the job gave up", "counter"),
+    "endpoint/<endpoint>/errors/<kind>": _live(
+        "errors",
+        "calls",
+        "failed calls by kind, such as server_error and deadline; the model sees those of tool_error and too_large",
+        "counter",
+    ),
+    "endpoint/<endpoint>/retries": _live(
+        "retries after failures", "requests", "requests sent again after a failure", "counter", series="after failures"
+    ),
+    "endpoint/<endpoint>/waits": _live(
+        "waits after 408, 425, 429 or 503",
+        "requests",
+        "requests sent again after 408, 425, 429 or 503",
+        "counter",
+        series="after 408, 425, 429 or 503",
+    ),
+    "endpoint/<endpoint>/hedges": _live(
+        "hedges of slow requests",
+        "requests",
+        "requests sent a second time because the first one took long",
+        "counter",
+        series="hedges of slow requests",
+    ),
+    "endpoint/<endpoint>/bytes_out": _live(
+        "bytes sent", "bytes", "bytes sent to the endpoint", "counter", series="sent"
+    ),
+    "endpoint/<endpoint>/bytes_in": _live(
+        "bytes received", "bytes", "bytes received from the endpoint", "counter", series="received"
+    ),
+    "endpoint/<endpoint>/latency_s": _live(
+        "response latency", "s", "latency of answered requests", "histogram", SECONDS
+    ),
+    "endpoint/<endpoint>/queue_s": _live(
+        "time in queue", "s", "time that requests waited for their turn", "histogram", SECONDS
+    ),
+    "endpoint/<endpoint>/latency_sum_s": _file("sum of response latencies", "s", "total latency of answered requests"),
+    "endpoint/<endpoint>/queue_sum_s": _file(
+        "sum of times in queue", "s", "total time that requests waited for their turn"
+    ),
+    "endpoint/<endpoint>/limit": _live(
+        "concurrency limit", "requests", "requests that may currently be in flight at a time", series="limit"
+    ),
+    "endpoint/<endpoint>/in_flight": _live(
+        "requests in flight", "requests", "requests that were sent and not yet answered", series="in flight"
+    ),
+    "endpoint/<endpoint>/queued": _live(
+        "requests queued", "requests", "requests that wait for their turn", series="queued"
+    ),
+    "endpoint/<endpoint>/breaker": _live(
+        "circuit breaker", "", "0: closed, 1: half open, 2: open (the endpoint is down and only receives probes)"
+    ),
+}
+
+# As rollouts end or, where they are told apart by split (train, validation, test) and not `live`, when their step is
+# taken.
+_ROLLOUTS: dict[str, Metric] = {
+    "rollouts_started": _live("rollouts started", "rollouts", "attempts at rollouts", "counter"),
+    "rollouts/<outcome>": _live(
+        "ended rollouts", "rollouts", "attempts that ended: graded, cancelled, or why they were discarded", "counter"
+    ),
+    "rollouts_in_flight": _live("rollouts in flight", "rollouts", "attempts at rollouts in progress", series="all"),
+    "reward/<split>": _spread("reward", "", "rewards of graded rollouts", buckets=GRADES),
+    "grade/<split>": _spread("grade", "", "grades of graded rollouts, without penalties", buckets=GRADES),
+    "rollout_calls/<split>": _spread("tool calls per rollout", "calls", "tool calls of a rollout", buckets=CALLS),
+    "turn_calls/<split>": _spread(
+        "tool calls per turn", "calls", "tool calls of a turn", buckets=CALLS, series="per turn"
+    ),
+    "rollout_tokens/<split>/<kind>": _spread(
+        "tokens per rollout",
+        "tokens",
+        "tokens of a rollout: prompt (of each segment), completion (reasoning included), reasoning, tool",
+        buckets=TOKENS,
+    ),
+    "rollout_wall_s/<split>": _spread(
+        "rollout latency", "s", "wall-clock time of a rollout", buckets=LONG_SECONDS, series="wall-clock"
+    ),
+    "rollout_busy_s/<split>": _spread(
+        "busy time per rollout",
+        "s",
+        "model and tool time of a rollout, without queues, retries and pauses",
+        buckets=LONG_SECONDS,
+        series="busy",
+    ),
+    "baseline_valid_mean_reward": _live(
+        "validation reward before training",
+        "",
+        "mean reward over the whole validation file before training",
+        series="baseline",
+    ),
+    "grade_s": _live("grading time", "s", "time from the end of a rollout to its grade", "histogram", SECONDS),
+    "grade_errors/<kind>": _live("failed gradings", "grades", "gradings that failed, by kind of error", "counter"),
+}
+
+_ACTORS: dict[str, Metric] = {
+    "engine/<engine>/ready": _live(
+        "ready engines", "", "1 for an engine that takes rollouts, 0 for one that is starting or being replaced"
+    ),
+    "engine/<engine>/rollouts": _live("rollouts on an engine", "rollouts", "rollouts in progress on the engine"),
+    "engine_replacements": _live(
+        "engine replacements",
+        "engines",
+        "engines replaced since the job started: they died, or differed from the learner with the same weights",
+        "counter",
+    ),
+    "engine_slots": _live("engine slots", "requests", "requests that the engine runs at a time", series="total"),
+    "engine_slots_used": _live("engine slots in use", "requests", "requests that the engine is running", series="used"),
+    "engine_waiting": _live(
+        "requests waiting for a slot", "requests", "requests that wait for a slot of the engine", series="waiting"
+    ),
+    "engine_sampled_tokens": _live(
+        "sampled tokens", "tokens", "tokens sampled by the engines", "counter", series="sampled"
+    ),
+    "engine_version": _live("policy version of an engine", "", "policy version of the engine's weights"),
+    "engine_pause_s": _live(
+        "pause of an engine",
+        "s",
+        "time that the engine generated nothing because of a weight update",
+        "histogram",
+        SECONDS,
+    ),
+    "learner_restarts": _live(
+        "learner restarts", "restarts", "restarts of all learner ranks because one was lost", "counter"
+    ),
+    "rank_s/<call>": _live(
+        "time of learner ranks",
+        "s",
+        "time that a learner rank worked on calls such as step, snapshot and write (beside the others)",
+        "histogram",
+        LONG_SECONDS,
+    ),
+}
+
+_SERVER: dict[str, Metric] = {
+    "process_up": _live("process", "", "1 while a process exports its metrics; of one that was killed it vanishes"),
+    "metric_source_errors/<error>": _live(
+        "metrics that could not be read",
+        "errors",
+        "times that a part of a process's metrics could not be read, by type of error",
+        "counter",
+    ),
+    "jobs_ended/<outcome>": _live(
+        "ended jobs",
+        "jobs",
+        "1 once the driver has ended: done, stopped (by a signal) or failed; a driver that is killed ends without",
+        "counter",
+    ),
+    "checkpoint_age_s": _live(
+        "age of the checkpoint",
+        "s",
+        "time since the last checkpoint, or since training began: what a kill would lose; only during training",
+    ),
+    "checkpoint_bytes": _live("checkpoint size", "bytes", "size of the last checkpoint on disk"),
+    "checkpoint_store_failures/<action>": _live(
+        "failures of the checkpoint store",
+        "attempts",
+        "attempts to copy a checkpoint to the checkpoint store, or to remove old ones there, that failed",
+        "counter",
+    ),
+    "integration_failures/<integration>": _live(
+        "trackers that failed",
+        "trackers",
+        "trackers of the job that failed and get no more numbers, by type such as wandb",
+        "counter",
+    ),
+    "events/<level>": _live("events", "events", "events reported to the user: info, warn, error", "counter"),
+    "disk_free_bytes": _live("free disk space", "bytes", "free space on the disk of the run folder"),
+    "disk_total_bytes": _live("disk size", "bytes", "size of the disk of the run folder"),
+    "api_request_s/<status>/<method>/<route>": _live(
+        "API request latency", "s", "time until the end of an API response", "histogram", SECONDS
+    ),
+    "api_jobs/<state>": _live("API jobs", "jobs", "jobs of the API server by state, such as queued and running"),
+    "api_queue_age_s": _live(
+        "age of the queue", "s", "time that the oldest queued job of the API server has been queued; 0 without one"
+    ),
+}
+
+LIVE_GROUPS: dict[str, dict[str, Metric]] = {
+    "Endpoints": _ENDPOINTS,
+    "Rollouts": _ROLLOUTS,
+    "Engines and learner ranks": _ACTORS,
+    "The job and the server": _SERVER,
+}
+"""The metrics below the headings of the reference."""
+LIVE_METRICS = {name: metric for group in LIVE_GROUPS.values() for name, metric in group.items()}

@@ -1,0 +1,45 @@
+"""The registry of problem codes: what each means and what to do about it.
+
+A code stands in brackets after a message of the command line, in the `code` of an error of the API and in the `error`
+of a failed job. A key with a `<placeholder>` stands for a family: `invalid_<type>` -> `invalid_int_parsing`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from agent_rft.problems.api import API_CODES
+from agent_rft.problems.code import CheckCode, ProblemCode
+from agent_rft.problems.grading import GRADE_CODES, GRADING_CODES
+from agent_rft.problems.importing import IMPORT_CODES
+from agent_rft.problems.job import JOB_CODES
+from agent_rft.problems.running import RUNNING_CODES, STARTING_CODES
+
+GROUPS: dict[str, Mapping[str, ProblemCode]] = {
+    **JOB_CODES,
+    **GRADING_CODES,
+    **GRADE_CODES,
+    **STARTING_CODES,
+    **RUNNING_CODES,
+    **API_CODES,
+    **IMPORT_CODES,
+}
+"""The codes below the headings of the reference."""
+PROBLEM_CODES: dict[str, ProblemCode] = {name: code for group in GROUPS.values() for name, code in group.items()}
+
+_PLACEHOLDER = re.compile(r"<\w+>")
+_FAMILIES = {name: re.compile(_PLACEHOLDER.sub(r"\\w+", name)) for name in PROBLEM_CODES if "<" in name}
+
+
+def entry_of(code: str) -> str | None:
+    """The entry that a code belongs to, or None if it is not listed."""
+    if code in PROBLEM_CODES:
+        return code
+    return next((family for family, pattern in _FAMILIES.items() if pattern.fullmatch(code)), None)
+
+
+def stops_accepted(code: str) -> bool:
+    """Whether a problem stops even a job that was accepted before; if its code does not say so, it does."""
+    entry = PROBLEM_CODES.get(entry_of(code) or "")
+    return entry.stops_accepted if isinstance(entry, CheckCode) else True

@@ -1,0 +1,167 @@
+"""Reads dataset files (JSONL) into tasks, reports every mistake with its line, and orders rows for training.
+
+A row's id is its line number and a digest of its content, so a resumed job recognizes its rows even if the file has
+grown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_rft.errors import Problem
+from agent_rft.types import Task
+
+MAX_RANGES = 20
+ROLES = ("developer", "system", "user", "assistant", "tool")
+
+
+def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[list[Task], list[Problem]]:
+    """The rows of a dataset in OpenAI's chat format, and a problem for each invalid line.
+
+    Rows of a reinforcement job end with the user's message; with `conversations`, for supervised training, they end
+    with the assistant's. `field` is the setting that names the file, for messages.
+    """
+
+    def problem(code: str, line: int | None, message: str, remedy: str) -> Problem:
+        return Problem(code, field, message, remedy, path.name, line)
+
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        return [], [
+            problem("missing_file", None, f"there is no file {path}", "fix the path (it is relative to the job file)")
+        ]
+    except UnicodeDecodeError as error:
+        bad = error.object[: error.start].count(b"\n") + 1
+        return [], [problem("unreadable_file", bad, f"is not UTF-8 text: {error.reason}", "save the file as UTF-8")]
+    except OSError as error:
+        message = f"cannot be read: {error.strerror}"
+        return [], [problem("unreadable_file", None, message, "make the file readable for this user")]
+    if text[:1000].lstrip().startswith("["):
+        message = "is a JSON array, not one JSON object per line"
+        remedy = "write each element on a line of its own, for example: jq -c '.[]' rows.json > rows.jsonl"
+        return [], [problem("json_array", None, message, remedy)]
+    tasks: list[Task] = []
+    problems: list[Problem] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = parse_row(line)
+        except ValueError as error:
+            problems.append(
+                problem("broken_json", number, f"is not valid JSON: {error}", "write one JSON object per line")
+            )
+            continue
+        mistake = row_mistake(row, conversations)
+        if mistake is not None:
+            problems.append(problem("invalid_row", number, *mistake))
+            continue
+        digest = hashlib.blake2b(line.strip().encode(), digest_size=4).hexdigest()
+        tasks.append(Task(f"{number}-{digest}", tuple(row["messages"]), tuple(row.get("tools") or ()), row))
+    if not tasks and not problems:
+        problems.append(problem("empty_file", None, "has no rows", "write one JSON object per line"))
+    return tasks, problems
+
+
+def ranges(lines: Iterable[int]) -> str:
+    """Line numbers for people, at most MAX_RANGES ranges of them: [1, 2, 3, 5] -> "1-3, 5"."""
+    found: list[list[int]] = []
+    for line in sorted(set(lines)):
+        if found and line == found[-1][1] + 1:
+            found[-1][1] = line
+        else:
+            found.append([line, line])
+    shown = [f"{first}-{last}" if last > first else str(first) for first, last in found[:MAX_RANGES]]
+    more = sum(last - first + 1 for first, last in found[MAX_RANGES:])
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")
+
+
+def parse_row(line: str) -> Any:
+    """The JSON value of a line.
+
+    Raises:
+        ValueError: It is not JSON that graders and tools could receive; the message says why.
+    """
+    try:
+        row = json.loads(line, parse_constant=_refuse, parse_float=_finite)
+        if "\\u" in line:  # an escape may be a lone surrogate, which cannot be encoded
+            json.dumps(row, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise ValueError(why) from None
+    return row
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text[:20]} is too large")
+    return number
+
+
+def row_mistake(row: Any, conversations: bool) -> tuple[str, str] | None:
+    """The mistake in a row and its remedy, or None; see `read_tasks`."""
+    if not isinstance(row, dict):
+        return "must be a JSON object", "write an object with `messages`"
+    messages = row.get("messages")
+    if not isinstance(messages, list) or not messages:
+        return "messages is missing or empty", 'add "messages": [{"role": "user", "content": "..."}]'
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
+            return f"messages[{i}].role must be one of {', '.join(ROLES)}", "set the role of each message"
+        content = message.get("content")
+        if not isinstance(content, str) and not (message["role"] == "assistant" and message.get("tool_calls")):
+            return f"messages[{i}].content must be a string", "set the content of each message"
+    last = messages[-1]["role"]
+    if conversations and last != "assistant":
+        return f"the last message is the {last}'s", "end each conversation with the assistant's answer"
+    if not conversations and last != "user":
+        return f"the last message is the {last}'s", "end with a user message, which the model is to answer"
+    tools = row.get("tools")
+    if tools is not None and not isinstance(tools, list):
+        return "tools must be a list", "write a list of function tools, or omit it"
+    for i, tool in enumerate(tools or []):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            return f"tools[{i}].function.name is missing", 'write {"type": "function", "function": {"name": ...}}'
+        if not isinstance(function.get("parameters", {}), dict):
+            return f"tools[{i}].function.parameters must be a JSON schema", "write a JSON object"
+    names = [tool["function"]["name"] for tool in tools or []]
+    if len(set(names)) < len(names):
+        return "two tools have the same name", "give each tool a unique name"
+    return None
+
+
+class RowOrder:
+    """Rows in training order: epoch after epoch without end, each shuffled by (seed, epoch).
+
+    A resumed job starts at `epoch` and leaves out the rows with ids in `done` from that epoch.
+    """
+
+    def __init__(self, tasks: Sequence[Task], seed: int, epoch: int = 0, done: Sequence[str] = ()) -> None:
+        self._tasks = list(tasks)
+        self._seed = seed
+        self._first_epoch = epoch
+        self._done = set(done)
+
+    def __iter__(self) -> Iterator[tuple[int, Task]]:
+        """Yield (epoch, task), without end."""
+        epoch, done = self._first_epoch, self._done
+        while True:
+            tasks = list(self._tasks)
+            random.Random(f"{self._seed}:{epoch}").shuffle(tasks)
+            for task in tasks:
+                if task.row_id not in done:
+                    yield epoch, task
+            epoch, done = epoch + 1, set()

@@ -1,0 +1,110 @@
+"""Stored events: an envelope with job, step, time and message, and the codec of its JSON line.
+
+An event of a later version, which cannot be decoded, keeps its stored level and message.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any, get_type_hints
+
+from agent_rft.events import KINDS, Event, Level
+from agent_rft.types import Evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent:
+    """An event of a job as stored and shown. `time` is in Unix seconds; `message` is a sentence for people.
+
+    `event` is None if this program does not know `kind` and `version`: the event is of a later version. Use `level`,
+    `message` and `data` instead.
+    """
+
+    job: str
+    step: int
+    time: float
+    level: Level
+    message: str
+    kind: str
+    version: int
+    data: dict[str, Any]
+    event: Event | None = None
+
+    def as_line(self) -> dict[str, Any]:
+        """The event as a line of events.jsonl; `time` is ISO 8601 in UTC."""
+        return {
+            "time": datetime.fromtimestamp(self.time, UTC).isoformat(timespec="milliseconds"),
+            "level": self.level,
+            "kind": self.kind,
+            "version": self.version,
+            "job": self.job,
+            "step": self.step,
+            "message": self.message,
+            "data": self.data,
+        }
+
+    @classmethod
+    def from_line(cls, line: dict[str, Any]) -> RunEvent:
+        """The event in a line."""
+        time = datetime.fromisoformat(line["time"]).timestamp()
+        told = line["level"], line["message"]
+        return stored(line["job"], line["step"], time, *told, line["kind"], line["version"], line["data"])
+
+
+def data_of(event: Event) -> dict[str, Any]:
+    """The event's fields as JSON values, without `step`, which the envelope has."""
+    data = asdict(event)
+    del data["step"]
+    return data
+
+
+def stored(
+    job: str, step: int, time: float, level: Level, message: str, kind: str, version: int, data: dict[str, Any]
+) -> RunEvent:
+    """A RunEvent from its stored fields, with the event decoded."""
+    return RunEvent(job, step, time, level, message, kind, version, data, decode(kind, version, data, step))
+
+
+def evaluation_of(data: Mapping[str, Any]) -> Evaluation:
+    """The evaluation with this `as_dict`; null stands for a number that was not finite.
+
+    Raises:
+        TypeError: A field is missing.
+    """
+    values: dict[str, Any] = {f.name: data[f.name] for f in fields(Evaluation) if f.name in data}
+    finite: dict[str, Any] = {name: math.nan if number is None else number for name, number in values.items()}
+    finite["intervals"] = {name: tuple(bounds) for name, bounds in values.get("intervals", {}).items()}
+    return Evaluation(**finite)
+
+
+def decode(kind: str, version: int, data: dict[str, Any], step: int) -> Event | None:
+    """The event whose `data_of` is `data`; None if it is damaged, or the kind or version is unknown."""
+    cls = KINDS.get(kind)
+    if cls is None or version != cls.VERSION:
+        return None
+    hints = _hints(kind)
+    try:
+        values = {f.name: _value(hints[f.name], data[f.name]) for f in fields(cls) if f.name in data}
+        return replace(cls(**values), step=step)
+    except (TypeError, ValueError, AttributeError):  # damaged: its message is shown
+        return None
+
+
+@cache
+def _hints(kind: str) -> dict[str, Any]:
+    return get_type_hints(KINDS[kind])
+
+
+def _value(hint: Any, value: Any) -> Any:
+    """Converts a JSON value to a field's type: JSON has no tuples, and NaN was stored as null."""
+    if hint is Evaluation:
+        return evaluation_of(value)
+    if hint == tuple[str, ...]:
+        return tuple(value)
+    if hint == dict[str, float]:
+        return {name: float(number) for name, number in value.items() if number is not None}
+    return math.nan if value is None and hint is float else value

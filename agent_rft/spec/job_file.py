@@ -1,0 +1,180 @@
+"""Reads a job from YAML or JSON and reports every mistake with its field and line."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os.path import expanduser  # Path.expanduser raises where there is no home
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from agent_rft.errors import InvalidJob, Problem
+from agent_rft.spec.job import FILES, JobSpec
+from agent_rft.spec.kept import BOUNDS, UNKNOWN, gone, has, with_values
+from agent_rft.spec.model_options import read_template
+from agent_rft.spec.reader import (
+    KeyPath,
+    ParsedFile,
+    Variables,
+    fill_in,
+    read_source,
+    validate,
+    without_consequences,
+)
+
+_TRUNCATED_SAMPLING = ("top_p", "top_k", "min_p")
+_GRADER: KeyPath = ("method", "reinforcement", "grader")
+_TOOLS: KeyPath = ("method", "reinforcement", "tools")
+_OPTIONAL_SECTIONS = [("method", "reinforcement", name) for name in ("session", "guards", "held_out_grader")]
+_DUMMY_GRADER = {"type": "string_check", "input": "", "reference": "", "operation": "eq"}
+_DUMMY_URL = "http://dummy.invalid"
+TEMPLATE: KeyPath = ("model_options", "chat_template")
+TEMPLATE_REMEDY = "give the path of a Jinja file of at most 64 kB, relative to the job file"
+_BOUNDS, _UNKNOWN = {f"invalid_{kind}" for kind in BOUNDS}, f"invalid_{UNKNOWN}"
+_KEY_OR_INDEX = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+
+
+def load_job(path: Path, environment: Mapping[str, str] = os.environ) -> JobSpec:
+    """Read a job. `${NAME}` in any string is replaced by that environment variable, so secrets stay out of the file.
+
+    Raises:
+        InvalidJob: The file has mistakes; the error lists all of them.
+    """
+    job, problems = read_job(path, environment)
+    if problems or job is None:
+        raise InvalidJob(f"{len(problems)} mistake{'s' * (len(problems) != 1)} in the job", problems)
+    return job
+
+
+def read_job(path: Path, environment: Mapping[str, str] = os.environ) -> tuple[JobSpec | None, list[Problem]]:
+    """Like `load_job`, but returns the problems.
+
+    If there are problems, the job is what remains without the invalid parts (None if too little remains). It serves to
+    check the job's files and model in the same pass and must not be trained.
+    """
+    source = read_source(path, "job")
+    if isinstance(source, Problem):
+        return None, [source]
+    job, problems = _parse(source, path.parent, environment)
+    return job, source.duplicates() + problems
+
+
+def load_accepted_job(
+    path: Path, recorded: Mapping[str, Any], environment: Mapping[str, str] = os.environ
+) -> tuple[JobSpec, list[str]]:
+    """Like `load_job`, for a run that is resumed; `recorded` is the job in its run folder.
+
+    Values outside of today's bounds are kept, settings that no longer exist are left out, each with a warning.
+
+    Raises:
+        InvalidJob: The file has other mistakes.
+    """
+    source = read_source(path, "job")
+    if isinstance(source, ParsedFile) and isinstance(source.raw, dict):
+        raw, variables, problems = _filled_in(source, path.parent, environment)
+        _, found = validate(JobSpec, raw, source, variables, _truncated_sampling)
+        kept = [(at, problem) for at, problem in found if problem.code in _BOUNDS]
+        dropped = [(at, problem) for at, problem in found if problem.code == _UNKNOWN and has(recorded, at)]
+        if found and len(kept) + len(dropped) == len(found) and not problems and not source.duplicates():
+            warnings = [f"{problem.field}: {problem.message}; the run keeps it" for _, problem in kept]
+            warnings += [gone(problem.field, "the run") for _, problem in dropped]
+            return with_values(raw, [at for at, _ in kept], [at for at, _ in dropped]), warnings
+    return load_job(path, environment), []
+
+
+def with_lines(path: Path, problems: Sequence[Problem]) -> list[Problem]:
+    """The same problems, each with the line of its field in the job file unless it already names a file."""
+    source = read_source(path, "job")
+    if isinstance(source, Problem):
+        return list(problems)
+    return [
+        replace(problem, file=source.file, line=line)
+        if problem.file is None and (line := source.lines.of(_key_path(problem.field)))
+        else problem
+        for problem in problems
+    ]
+
+
+def _key_path(field: str) -> KeyPath:
+    return tuple(int(index) if index else key for index, key in _KEY_OR_INDEX.findall(field))
+
+
+def _parse(source: ParsedFile, base: Path, environment: Mapping[str, str]) -> tuple[JobSpec | None, list[Problem]]:
+    if not isinstance(source.raw, dict):
+        message, remedy = "must be a mapping of keys to values", "write `key: value` lines, such as `model: org/model`"
+        return None, [Problem("job_shape", "job", message, remedy, source.file)]
+    raw, variables, problems = _filled_in(source, base, environment)
+    job, found = validate(JobSpec, raw, source, variables, _truncated_sampling)
+    problems += without_consequences(found, variables)
+    invalid = [path for path, _ in variables.missing] + [path for path, _ in found]
+    return (_without(raw, invalid) if problems else job), problems
+
+
+def _filled_in(
+    source: ParsedFile, base: Path, environment: Mapping[str, str]
+) -> tuple[dict[str, Any], Variables, list[Problem]]:
+    """The file's content with variables, absolute paths and the text of the template, and what of them is missing."""
+    raw, variables, problems = fill_in(source, environment)
+    for name in FILES:
+        if isinstance(raw.get(name), str):
+            raw[name] = str((base / expanduser(raw[name])).resolve())
+    if isinstance(raw.get("model"), str):
+        raw["model"] = expanduser(raw["model"])
+        if (base / raw["model"]).is_dir():
+            # Links stay: a checkpoint's path goes through one that outlives the process that wrote it.
+            raw["model"] = os.path.abspath(base / raw["model"])
+    match raw.get("model_options"):
+        case {"chat_template": str(template)} as options:
+            try:
+                options["chat_template"] = read_template((base / expanduser(template)).resolve())
+            except ValueError as error:
+                del options["chat_template"]
+                problems.append(source.problem("unreadable_template", TEMPLATE, str(error), TEMPLATE_REMEDY))
+    return raw, variables, problems
+
+
+def _truncated_sampling(path: KeyPath) -> tuple[str, str, str] | None:
+    if not path or path[-1] not in _TRUNCATED_SAMPLING:
+        return None
+    code = "truncated_sampling"
+    remedy = "remove it: the learner cannot reproduce the log-probabilities of a truncated distribution"
+    return code, "is not supported in training", remedy
+
+
+def _without(raw: Any, invalid: Sequence[KeyPath]) -> JobSpec | None:
+    """The job without its invalid parts, or None.
+
+    An invalid grader and invalid tools are replaced by dummies, since their absence would be reported as further
+    problems. An invalid session, invalid guards and an invalid held-out grader are left out entirely, since the job is
+    valid without them but not without some of their keys.
+    """
+    rest: Any = copy.deepcopy(raw)
+    method = rest.get("method")
+    reinforcement: Any = method.get("reinforcement") if isinstance(method, dict) else None
+    for path in sorted(invalid, key=len, reverse=True):
+        if path[:3] == _GRADER:
+            reinforcement["grader"] = _DUMMY_GRADER
+        elif path[:3] == _TOOLS and len(path) > 3:
+            tool, i = reinforcement["tools"][path[3]], path[3]
+            name = tool.get("name") if isinstance(tool, dict) else None
+            reinforcement["tools"][i] = {"name": str(name or f"dummy-{i}"), "server_url": _DUMMY_URL}
+        elif path == _TOOLS and isinstance(reinforcement["tools"], list):  # duplicated names
+            reinforcement["tools"] = list({tool["name"]: tool for tool in reinforcement["tools"]}.values())
+        else:
+            _remove(rest, path[:3] if path[:3] in _OPTIONAL_SECTIONS else path)
+    try:
+        return JobSpec.model_validate(rest)
+    except ValidationError:
+        return None
+
+
+def _remove(value: Any, path: KeyPath) -> None:
+    for part in path[:-1]:
+        value = value[part]
+    if path and isinstance(value, dict):
+        value.pop(path[-1], None)

@@ -1,0 +1,95 @@
+"""How a job's model writes conversations, where that differs from what its folder and the check find."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, field_validator
+
+from agent_rft.spec.endpoints import Strict
+
+MAX_TEMPLATE_BYTES = 64_000
+"""Size of a chat template; the longest of public models have about 20 kB."""
+MAX_VALUE_CHARS = 4_000
+RENDERERS_OWN = frozenset(
+    {
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "conversation"),
+        *("chat_template", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+        *("return_assistant_tokens_mask", "tokenizer_kwargs", "raise_exception", "strftime_now", "self", "generate"),
+        *("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"),
+    }
+)
+"""Names that a template gets from the renderer, and those of what renders it."""
+_JINJA = re.compile(r"\{[{%]")
+
+Text = Annotated[str, Field(max_length=MAX_VALUE_CHARS)]
+
+
+def _own_names(arguments: dict[str, Any]) -> dict[str, Any]:
+    for name in arguments:
+        if len(name) > 64 or not name.isidentifier():
+            raise ValueError(f"{name[:64]!r} must be a name of at most 64 letters, digits and underscores")
+        if name in RENDERERS_OWN:
+            raise ValueError(f"{name!r} is set by the renderer and must not be given")
+    return arguments
+
+
+TemplateArguments = Annotated[
+    dict[str, Text | int | float | bool | None], Field(max_length=32), AfterValidator(_own_names)
+]
+Parser = Annotated[str, Field(min_length=1, max_length=64)]
+StopTokens = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=64)], ...], Field(max_length=16)]
+
+
+class ModelOptions(Strict):
+    """How the model writes conversations; by default as its folder says and the check finds."""
+
+    chat_template: str | None = None
+    """Template to render conversations with, in place of the model's own: the path of a Jinja file of at most 64 kB,
+    relative to the job file; null: the model's own. In the API: the template itself, never a path. Set it if the
+    model's own shows no tools or refuses them."""
+    template_arguments: TemplateArguments = Field(default={})
+    """Arguments that the template reads, such as `enable_thinking: false`; at most 32 texts, numbers or booleans."""
+    stop_tokens: StopTokens = ()
+    """Tokens of the vocabulary that end a turn, beside those that the model's folder and its family name; at most 16.
+    Set them if turns go on after the answer."""
+    tool_parser: Parser = "auto"
+    """What reads tool calls from sampled text: the name of one of vLLM's tool parsers, such as hermes (Qwen3),
+    llama3_json or mistral; auto: the first that reads the calls which the template writes."""
+    tools_in_prompt: bool = True
+    """Whether the prompt must show the tools of a row. Set it to false for a model that needs no descriptions of its
+    tools, because it was trained on them; a template that shows no tools is then accepted."""
+
+    @field_validator("chat_template")
+    @classmethod
+    def _is_a_template(cls, text: str | None) -> str | None:
+        if text is not None and len(text.encode()) > MAX_TEMPLATE_BYTES:
+            raise ValueError(f"must have at most {MAX_TEMPLATE_BYTES:,} bytes")
+        if text is not None and not is_template(text):
+            raise ValueError("must be the text of a Jinja template, which has {{ ... }} or {% ... %}")
+        return text
+
+
+def is_template(text: str) -> bool:
+    """Whether this is the text of a Jinja template rather than, for example, its path."""
+    return _JINJA.search(text) is not None
+
+
+def read_template(path: Path) -> str:
+    """The text of a chat template's file.
+
+    Raises:
+        ValueError: It cannot be read, is not UTF-8 or is too large; says which.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_TEMPLATE_BYTES + 1)
+        if len(content) > MAX_TEMPLATE_BYTES:
+            raise ValueError(f"{path} has more than {MAX_TEMPLATE_BYTES:,} bytes")
+        return content.decode("utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8 text") from None

@@ -1,0 +1,50 @@
+"""Reads the operator's configuration from YAML or JSON and reports every mistake with its field and line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from agent_rft.errors import InvalidJob, Problem
+from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
+from agent_rft.spec.reader import fill_in, read_source, validate, without_consequences
+
+DEFAULT_FILE = "agent-rft.yaml"
+
+
+def config_path(path: Path | None, folder: Path = Path()) -> Path | None:
+    """The file that `load_operator` would read, or None."""
+    if path is None and (folder / DEFAULT_FILE).exists():
+        return folder / DEFAULT_FILE
+    return path
+
+
+def load_operator(path: Path | None, folder: Path = Path(), environment: Mapping[str, str] = os.environ) -> Operator:
+    """Read the configuration at `path`; by default DEFAULT_FILE in `folder`, or an empty configuration without it.
+
+    Raises:
+        InvalidJob: The file has mistakes; the error lists all of them.
+    """
+    path = config_path(path, folder)
+    if path is None:
+        return NOTHING_ALLOWED
+    operator, problems = _read(path, environment)
+    if problems or operator is None:
+        mistakes = f"{len(problems)} mistake{'s' * (len(problems) != 1)}"
+        raise InvalidJob(f"{mistakes} in the operator's configuration", problems)
+    return operator
+
+
+def _read(path: Path, environment: Mapping[str, str]) -> tuple[Operator | None, list[Problem]]:
+    source = read_source(path, "config")
+    if isinstance(source, Problem):
+        return None, [source]
+    if source.raw is None:  # an empty file
+        return NOTHING_ALLOWED, []
+    if not isinstance(source.raw, dict):
+        remedy = "write `key: value` lines, such as `allowed_networks: [10.0.0.0/8]`"
+        return None, [Problem("config_shape", "config", "must be a mapping of keys to values", remedy, source.file)]
+    raw, variables, problems = fill_in(source, environment)
+    operator, found = validate(Operator, raw, source, variables)
+    return operator, source.duplicates() + problems + without_consequences(found, variables)

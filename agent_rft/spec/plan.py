@@ -1,0 +1,136 @@
+"""How `auto` is resolved: a job's numbers from those of its rows and of its model's parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from agent_rft.events import SettingChosen
+from agent_rft.spec.endpoints import Strict
+from agent_rft.spec.job import Auto, CommonHyperparameters, JobSpec
+
+Count = Annotated[int, Field(ge=1)]
+MethodType = Literal["reinforcement", "supervised"]
+USUAL_BATCH, USUAL_ROWS = 16, 320
+"""Rows per step, and of all epochs together, of a job that sets neither."""
+GROUP_SIZE = 8
+"""Rollouts per row with a `compute_multiplier` of 1."""
+THINKING_TOKENS = {"default": None, "low": 512, "medium": 2048, "high": 8192}
+REFERENCE_PARAMETERS = 8e9
+REFERENCE_RATES: Mapping[MethodType, float] = {"reinforcement": 1e-6, "supervised": 1e-5}
+"""Learning rates of full fine-tuning at REFERENCE_PARAMETERS."""
+LORA_FACTOR = 10
+"""How much larger the best learning rate of LoRA is than that of full fine-tuning, at any rank and for both methods
+(Schulman et al. 2025, "LoRA Without Regret", Thinking Machines; with their alpha, 32)."""
+
+
+class Plan(Strict):
+    """The resolved numbers of a job; printed before the start and kept in the run folder."""
+
+    num_rows: Count
+    """Rows of the training file."""
+    batch_size: Count
+    """Rows per step."""
+    n_epochs: Count
+    """Passes over the training file."""
+    group_size: Count
+    """Rollouts per row; 1 for supervised jobs."""
+    steps: Count
+    """Training steps in all."""
+    eval_interval: Count
+    """Steps between validations."""
+    eval_samples: Count
+    """Rollouts per validation and test row."""
+    updates_per_batch: Count
+    """Optimizer steps per batch."""
+    learning_rate: Annotated[float, Field(gt=0)]
+    """Learning rate after the warm-up, multiplier included."""
+    max_thinking_tokens: Count | None
+    """Most thinking tokens per turn; None: no limit."""
+
+    @property
+    def rollouts_per_step(self) -> int:
+        return self.batch_size * self.group_size
+
+
+def auto_learning_rate(method: MethodType, num_parameters: int, *, lora: bool = False) -> float:
+    """The base learning rate, for AdamW: REFERENCE_RATES x sqrt(8e9 / parameters), two digits; LoRA: LORA_FACTOR times.
+
+    Sources. Adam's best rate falls with the width of the layers (Yang et al. 2022, Tensor Programs V), so at a given
+    depth with the square root of the number of parameters, which is also the rule of Thinking Machines' cookbook
+    (hyperparam_utils.get_full_finetune_lr_multiplier). Reinforcement of models of 1.5 to 32 billion parameters is
+    published at 5e-7 to 2e-6 (DAPO and Open-Reasoner-Zero: 1e-6), supervised fine-tuning of 7 to 8 billion at 5e-6 to
+    2e-5 (Tulu 3: 5e-6; Alpaca: 2e-5).
+    """
+    rate = REFERENCE_RATES[method] * math.sqrt(REFERENCE_PARAMETERS / num_parameters)
+    return float(f"{rate * (LORA_FACTOR if lora else 1):.2g}")
+
+
+def resolve(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[Plan, tuple[SettingChosen, ...]]:
+    """Resolve every `auto` of a job whose training file has `num_rows` rows, and say what was chosen.
+
+    batch_size = min(16, rows); n_epochs = max(1, round(320 / rows)); compute_multiplier = 16 / rows, within 1 and 2;
+    learning_rate_multiplier = 1; eval_interval = max(1, steps // 4); eval_samples = 1. Derived: group_size =
+    max(2, round(8 x compute_multiplier)), or 1 for supervised jobs; steps = ceil(rows x epochs / batch_size). Batches
+    cross epoch boundaries, so a batch may be larger than the file.
+    """
+    choices: list[SettingChosen] = []
+
+    def number(setting: str, given: float | Auto, auto: float, why: str) -> float:
+        """Return the value of a setting, and add it to the choices if it was auto."""
+        if given != "auto":
+            return given
+        choices.append(SettingChosen(setting=setting, value=auto, why=why))
+        return auto
+
+    reinforcement = job.method.type == "reinforcement"
+    hp: CommonHyperparameters = (job.reinforcement if reinforcement else job.supervised).hyperparameters
+    algorithm = job.optimizer
+    rows = f"{num_rows} rows"
+    batch_size = number(
+        "hyperparameters.batch_size", hp.batch_size, min(USUAL_BATCH, num_rows), f"{rows}, at most {USUAL_BATCH} a step"
+    )
+    n_epochs = number(
+        "hyperparameters.n_epochs",
+        hp.n_epochs,
+        max(1, round(USUAL_ROWS / num_rows)),
+        f"{rows}, about {USUAL_ROWS} in all epochs",
+    )
+    steps = math.ceil(num_rows * n_epochs / batch_size)
+    group_size, updates, samples, thinking = 1, 1, 1.0, None
+    if reinforcement:
+        rl = job.reinforcement.hyperparameters
+        compute = min(2.0, max(1.0, USUAL_BATCH / num_rows))
+        why = f"{rows}, {round(GROUP_SIZE * compute)} rollouts of each"
+        compute = number("hyperparameters.compute_multiplier", rl.compute_multiplier, compute, why)
+        group_size = max(2, round(GROUP_SIZE * compute))
+        samples = 1.0 if rl.eval_samples == "auto" else rl.eval_samples
+        thinking = THINKING_TOKENS[rl.reasoning_effort]
+        updates = job.reinforcement.algorithm.updates_per_batch
+    why = f"a quarter of {steps} steps"
+    interval = number("hyperparameters.eval_interval", hp.eval_interval, max(1, steps // 4), why)
+    lora = algorithm.adapter is not None
+    rate = number(
+        "algorithm.learning_rate",
+        algorithm.learning_rate,
+        auto_learning_rate(job.method.type, num_parameters, lora=lora),
+        f"{REFERENCE_RATES[job.method.type]:g} x sqrt({REFERENCE_PARAMETERS:g} / {num_parameters:,} parameters)"
+        + (f" x {LORA_FACTOR} for LoRA" if lora else ""),
+    )
+    multiplier = 1.0 if hp.learning_rate_multiplier == "auto" else hp.learning_rate_multiplier
+    plan = Plan(
+        num_rows=num_rows,
+        batch_size=int(batch_size),
+        n_epochs=int(n_epochs),
+        group_size=group_size,
+        steps=steps,
+        eval_interval=int(interval),
+        eval_samples=int(samples),
+        updates_per_batch=updates,
+        learning_rate=rate * multiplier,
+        max_thinking_tokens=thinking,
+    )
+    return plan, tuple(choices)

@@ -1,0 +1,340 @@
+"""Reads YAML and JSON files into pydantic models and reports every mistake with its field and line.
+
+Values that come from the environment (`${NAME}`) are secrets: no message shows one. A mistake reads
+
+    method.reinforcement.limits.max_tool_cals (job.yaml:12): unknown key [invalid_extra_forbidden]
+        -> did you mean 'max_tool_calls'?
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from agent_rft.errors import Problem
+from agent_rft.spec.removed import REMOVED_SETTINGS
+
+M = TypeVar("M", bound=BaseModel)
+KeyPath = tuple[str | int, ...]
+"""The location of a value in a file: keys and indices from the root."""
+KnownMistake = Callable[[KeyPath], tuple[str, str, str] | None]
+"""Code, message and remedy for a mistake at this path that deserves better than pydantic's words, or None."""
+
+MAX_MISTAKES = 200
+"""Mistakes that are reported, and keys beside a missing one that are taken for a misspelling of it."""
+WITH_NULLS = ("response_format", "template_arguments")
+"""Keys of JSON schemas and of values in which null is a value."""
+MAX_SHOWN_CHARS = 1_000
+"""Longer values are not part of messages."""
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_ANY = "*"
+"""Any index of a list."""
+_MIN_SIMILARITY = 0.75
+"""From this difflib ratio on, an unknown key counts as a misspelling of a known one."""
+_SECRETS = {"headers", "api_key", "signing_secret", "token", "tracking_uri"}
+_OF_KEYS = {"invalid_extra_forbidden", "truncated_sampling"}
+"""Mistakes of a key, whatever its value is."""
+_EXPECTED = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "a mapping of keys to values",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "int_from_float": "an integer",
+    "int_parsing": "an integer",
+    "int_type": "an integer",
+    "list_type": "a list",
+    "model_attributes_type": "a mapping of keys to values",
+    "model_type": "a mapping of keys to values",
+    "string_type": "a string",
+    "tuple_type": "a list",
+}
+"""What a value must be, by pydantic's type of the error; pydantic's own words speak of Python's types."""
+_INPUT_SHOULD_BE = "Input should be "
+_SHOULD_HAVE = re.compile(r"\w+ should have (at \w+ \d+ \w+).*")
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedFile:
+    """A parsed file. `root` is the name for the whole file in messages: job, config."""
+
+    root: str
+    raw: Any
+    lines: Lines
+    file: str | None = None
+
+    def problem(self, code: str, path: KeyPath, message: str, remedy: str) -> Problem:
+        return Problem(code, field_name(path) or self.root, message, remedy, self.file, self.lines.of(path))
+
+    def duplicates(self) -> list[Problem]:
+        """A problem for each duplicated key, which a parser would silently resolve to the last value."""
+        return [
+            Problem("duplicate_key", field_name(path), "duplicate key", "remove all but one", self.file, line)
+            for path, line in self.lines.duplicates()
+        ]
+
+
+def read_source(path: Path, root: str) -> ParsedFile | Problem:
+    """The parsed file, or the problem that prevents it."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        remedy = "give the path of a readable YAML or JSON file"
+        return Problem(f"unreadable_{root}", root, f"cannot be read: {why}", remedy, str(path))
+    try:
+        raw = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        return ParsedFile(root, raw, Lines(yaml.compose(text, yaml.SafeLoader)), str(path))
+    except (json.JSONDecodeError, yaml.YAMLError) as error:
+        # Not str(error): PyYAML quotes the line, which may contain a secret.
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark is not None else getattr(error, "lineno", None)
+        why = getattr(error, "problem", None) or getattr(error, "msg", None) or "it is not valid YAML"
+        language = "JSON" if path.suffix == ".json" else "YAML"
+        remedy = f"fix the {language} syntax at this line" if line else f"fix the {language} syntax"
+        return Problem(f"{root}_syntax", root, f"cannot be parsed: {why}", remedy, str(path), line)
+
+
+def fill_in(source: ParsedFile, environment: Mapping[str, str]) -> tuple[Any, Variables, list[Problem]]:
+    """The file's content with `${NAME}` replaced, and a problem for each variable that is not set, at its first use."""
+    variables = Variables(environment)
+    raw = variables.fill_in(source.raw, ())
+    places: dict[str, list[KeyPath]] = {}
+    for path, name in variables.missing:
+        places.setdefault(name, []).append(path)
+    problems = []
+    for name, (first, *others) in places.items():
+        also = f", needed {len(others) + 1} times" if others else ""
+        message = f"the environment variable {name} is not set{also}"
+        problems.append(source.problem("missing_variable", first, message, f"run `export {name}=...` first"))
+    return raw, variables, problems
+
+
+def validate(
+    model: type[M], raw: Any, source: ParsedFile, variables: Variables, known: KnownMistake = lambda path: None
+) -> tuple[M | None, list[tuple[KeyPath, Problem]]]:
+    """The model, or the path of each invalid value in `raw` with its problem."""
+    try:
+        return model.model_validate(raw), []
+    except ValidationError as error:
+        found: dict[KeyPath, list[Any]] = {}
+        for item in error.errors(include_url=False)[:MAX_MISTAKES]:
+            path = key_path_of(item["loc"], raw, missing=item["type"] == "missing")
+            found.setdefault(path, []).append(item)
+        for path in [path for path, items in found.items() if items[0]["type"] == "too_short"]:
+            if any(other[: len(path)] == path for other in found if other != path):
+                del found[path]  # it has enough items, but some are invalid
+        keys = _keys(model)
+        return None, [(at, _problem(items, at, source, variables, known, keys)) for at, items in found.items()]
+
+
+def without_consequences(found: Sequence[tuple[KeyPath, Problem]], variables: Variables) -> list[Problem]:
+    """The problems but for those with values that are empty since their variable is not set."""
+    empty = {path for path, _ in variables.missing}
+    return [problem for path, problem in found if path not in empty or problem.code in _OF_KEYS]
+
+
+@functools.cache
+def _keys(model: type[BaseModel]) -> Keys:
+    return Keys(model)
+
+
+def without_nulls(value: Any, *, key: str = "") -> Any:
+    """Without keys whose value is null, which clients send for omitted fields, except below WITH_NULLS."""
+    if key in WITH_NULLS:
+        return value
+    if isinstance(value, dict):
+        return {k: without_nulls(v, key=k) for k, v in value.items() if v is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    return value
+
+
+def _problem(
+    errors: list[Any], path: KeyPath, source: ParsedFile, variables: Variables, known: KnownMistake, keys: Keys
+) -> Problem:
+    """The problem with one value. `errors` has an entry for each type that the value could have had."""
+    mistake = known(path)
+    if mistake is not None:
+        code, message, remedy = mistake
+        return source.problem(code, path, message, remedy)
+    kind, given, context = errors[0]["type"], errors[0].get("input"), errors[0].get("ctx", {})
+    if kind == "missing":
+        what = "item" if isinstance(path[-1], int) else "key"
+        message, remedy = f"required {what} is missing", keys.missing(path, given)
+    elif kind == "extra_forbidden":
+        message, remedy = "unknown key", keys.instead_of(path)
+        if (reason := REMOVED_SETTINGS.get(str(path[-1]))) is not None:
+            message, remedy = f"{path[-1]} was removed: {reason}", "delete this setting"
+    elif kind == "union_tag_not_found":
+        message, remedy = "`type` is missing", "add `type: ...`"
+    elif kind == "union_tag_invalid":
+        message, remedy = f"unknown type {context['tag']!r}", f"set `type` to one of {context['expected_tags']}"
+    else:
+        first, *others = [_requirement(error) for error in errors]
+        message = ", or ".join([first, *(other.removeprefix("must be ") for other in others)])
+        remedy = context.get("remedy", "correct the value")
+    shown = isinstance(given, str | int | float) and not isinstance(given, bool) and _SECRETS.isdisjoint(path)
+    shown &= kind != "extra_forbidden"  # an unknown key may be a secret in the wrong place
+    if shown and len(str(given)) <= MAX_SHOWN_CHARS:
+        message += f" (given: {given!r})"
+    return source.problem(f"invalid_{kind}", path, variables.hide(message), remedy)
+
+
+def _requirement(error: Any) -> str:
+    """What one of pydantic's errors says that the value must be."""
+    message: str = error["msg"].removeprefix("Value error, ")
+    if error["type"] in _EXPECTED:
+        return f"must be {_EXPECTED[error['type']]}"
+    if message.startswith(_INPUT_SHOULD_BE):
+        return f"must be {message.removeprefix(_INPUT_SHOULD_BE)}"
+    return _SHOULD_HAVE.sub(r"must have \1", message)
+
+
+def key_path_of(loc: Sequence[str | int], raw: Any, *, missing: bool) -> KeyPath:
+    """Pydantic's location without the names of union members, which are not keys of the file."""
+    path: list[str | int] = []
+    for part in loc:
+        is_index = isinstance(raw, list) and isinstance(part, int) and part in range(len(raw))
+        if is_index or (isinstance(raw, dict) and part in raw):
+            path.append(part)
+            raw = raw[part]
+    return (*path, loc[-1]) if missing else tuple(path)
+
+
+class Keys:
+    """All keys of a model by the path of their mapping, to suggest the right one for an unknown or missing key."""
+
+    def __init__(self, model: type[BaseModel]) -> None:
+        self._schema = model.model_json_schema()
+        self._known: dict[KeyPath, set[str]] = {}
+        self._visit(self._schema, (), ())
+
+    def instead_of(self, path: KeyPath) -> str:
+        """The remedy for an unknown key."""
+        (*parent, key), parents = _pattern(path), _pattern(path[:-1])
+        near = get_close_matches(str(key), self._known.get(tuple(parent), ()), 1, _MIN_SIMILARITY)
+        if near:
+            return f"did you mean {near[0]!r}?"
+        homes = [home for home, keys in self._known.items() if key in keys]
+        homes = [home for home in homes if home[: len(parents)] == parents] or homes
+        if 0 < len(homes) <= 2:
+            return "move it to " + " or ".join(field_name(home) or "the top level" for home in homes)
+        return "remove it or check its spelling"
+
+    def missing(self, path: KeyPath, beside: Any) -> str:
+        """The remedy for a key that is missing from the mapping `beside`."""
+        if isinstance(path[-1], int):
+            return "add the item"
+        known = self._known.get(_pattern(path[:-1]), set())
+        unknown = set(islice(beside, MAX_MISTAKES)) - known if isinstance(beside, dict) else ()
+        near = get_close_matches(str(path[-1]), [key for key in unknown if isinstance(key, str)], 1, _MIN_SIMILARITY)
+        return f"rename {near[0]!r} to {path[-1]!r}" if near else f"add `{path[-1]}: ...`"
+
+    def _visit(self, schema: Any, path: KeyPath, above: tuple[str, ...]) -> None:
+        if not isinstance(schema, dict):
+            return
+        name = schema.get("$ref")
+        if name is not None and name not in above:  # graders contain graders: one level is enough
+            self._visit(self._schema["$defs"][name.rpartition("/")[2]], path, (*above, name))
+        for key, value in schema.get("properties", {}).items():
+            self._known.setdefault(path, set()).add(key)
+            self._visit(value, (*path, key), above)
+        for inner in ("anyOf", "oneOf", "allOf"):
+            for value in schema.get(inner, ()):
+                self._visit(value, path, above)
+        for value in [schema.get("items"), *schema.get("prefixItems", ())]:
+            self._visit(value, (*path, _ANY), above)
+
+
+def _pattern(path: KeyPath) -> KeyPath:
+    return tuple(_ANY if isinstance(part, int) else part for part in path)
+
+
+def field_name(path: KeyPath) -> str:
+    """The path as users read it, such as `tools[0].server_url`; empty for the root."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+
+
+class Variables:
+    """Replaces `${NAME}` by environment variables and records which were used and which are not set."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._used: dict[str, str] = {}
+        self.missing: list[tuple[KeyPath, str]] = []
+
+    def fill_in(self, value: Any, path: KeyPath) -> Any:
+        """`value`, which is at `path` in its file, with all variables replaced."""
+        if isinstance(value, dict):
+            return {key: self.fill_in(inner, (*path, key)) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [self.fill_in(inner, (*path, i)) for i, inner in enumerate(value)]
+        if not isinstance(value, str):
+            return value
+        return _VARIABLE.sub(lambda match: self._look_up(match[1], path), value)
+
+    def _look_up(self, name: str, path: KeyPath) -> str:
+        if name not in self._environment:
+            self.missing.append((path, name))
+            return ""
+        self._used[name] = self._environment[name].strip()  # files and secrets end with a line break
+        return self._used[name]
+
+    def hide(self, text: str) -> str:
+        """`text` with the values of variables replaced by their names."""
+        for name, value in self._used.items():
+            text = text.replace(value, f"${{{name}}}") if value else text
+        return text
+
+
+class Lines:
+    """Line numbers in a parsed YAML document (JSON is YAML)."""
+
+    def __init__(self, root: yaml.Node | None) -> None:
+        self._root = root
+
+    def of(self, path: KeyPath) -> int | None:
+        """The line of the deepest part of `path` that exists in the document; None if not even the first part does."""
+        node, line = self._root, None
+        for part in path:
+            found = next((pair for pair in _children(node) if pair[0] == part), None)
+            if found is None:
+                break
+            _, line, node = found
+        return line
+
+    def duplicates(self) -> list[tuple[KeyPath, int]]:
+        """Path and line of each repeated key of a mapping."""
+        found: list[tuple[KeyPath, int]] = []
+
+        def visit(node: yaml.Node | None, path: KeyPath) -> None:
+            seen = set()
+            for key, line, child in _children(node):
+                if key in seen:
+                    found.append(((*path, key), line))
+                seen.add(key)
+                visit(child, (*path, key))
+
+        visit(self._root, ())
+        return found
+
+
+def _children(node: yaml.Node | None) -> Iterator[tuple[str | int, int, yaml.Node]]:
+    """(key or index, line, value) of each child."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield str(key.value), key.start_mark.line + 1, value
+    elif isinstance(node, yaml.SequenceNode):
+        for i, value in enumerate(node.value):
+            yield i, value.start_mark.line + 1, value

@@ -1,0 +1,116 @@
+"""JSON schemas without references and without what models need not read, within fixed bounds.
+
+Most chat templates write a tool's schema into the prompt as it is. Keywords of OpenAPI 3.0 become those of JSON Schema.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent_rft.spec.schemas.form import MANY, NAMED, ONE, Path, Refused, SchemaMistake, invalid_at, resolved
+
+MAX_NODES = 2_000
+"""Subschemas of one tool after following references, which can grow without bound."""
+MAX_DEPTH = 40
+MAX_DESCRIPTION_CHARS = 1_000
+LEFT_OUT = frozenset(
+    {
+        *(
+            "title",
+            "example",
+            "examples",
+            "xml",
+            "externalDocs",
+            "discriminator",
+            "deprecated",
+            "readOnly",
+            "writeOnly",
+        ),
+        *("$defs", "definitions", "$id", "$schema", "$comment", "nullable"),
+    }
+)
+
+
+def inlined(schema: Any, root: Any, path: Path = ()) -> tuple[dict[str, Any] | None, SchemaMistake | None]:
+    """The schema, which is at `path` of `root`, with what it refers to in place of its references; or why not."""
+    try:
+        found = _Walk(root).plain(schema, path, (), 0)
+    except Refused as error:
+        return None, error.mistake
+    if not isinstance(found, dict):
+        return None, SchemaMistake("invalid_schema", path, "must be a JSON schema", "write an object")
+    return found, None
+
+
+class _Walk:
+    """Follows the references of one schema."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._num_left = MAX_NODES
+
+    def plain(self, schema: Any, path: Path, above: tuple[str, ...], depth: int) -> Any:
+        """The schema at `path` without references; `above` are those that led here."""
+        self._num_left -= 1
+        if self._num_left < 0 or depth > MAX_DEPTH:
+            what = f"has more than {MAX_NODES:,} parts or {MAX_DEPTH} levels once its references are followed"
+            raise invalid_at(path, what, "describe only the arguments that the model needs, or leave it out")
+        if not isinstance(schema, dict):
+            return schema
+        if (reference := schema.get("$ref")) is not None:
+            return self._followed(schema, reference, path, above, depth)
+        found: dict[str, Any] = {}
+        for key, value in schema.items():
+            if key in NAMED and key not in LEFT_OUT and isinstance(value, dict):
+                found[key] = {
+                    name: self.plain(part, (*path, key, name), above, depth + 1)
+                    for name, part in value.items()
+                    if not (isinstance(part, dict) and part.get("readOnly") is True)
+                }
+            elif key in ONE and isinstance(value, dict):
+                found[key] = self.plain(value, (*path, key), above, depth + 1)
+            elif key in MANY and isinstance(value, list):
+                found[key] = [self.plain(part, (*path, key, i), above, depth + 1) for i, part in enumerate(value)]
+            elif key == "description" and isinstance(value, str):
+                found[key] = value.strip()[:MAX_DESCRIPTION_CHARS]
+            elif key not in LEFT_OUT and not str(key).startswith("x-"):
+                found[key] = value
+        return _of_today(found, schema)
+
+    def _followed(self, schema: dict[str, Any], reference: Any, path: Path, above: tuple[str, ...], depth: int) -> Any:
+        at = (*path, "$ref")
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            message = f"{str(reference)[:200]!r} is in another document, and nothing is fetched"
+            raise invalid_at(at, message, "bundle all documents into one file first")
+        if reference in above:
+            message = f"{reference[:200]} contains itself, so the schema has no end"
+            remedy = "replace the inner reference by {type: object}, or leave the tool out by naming others with --tool"
+            raise invalid_at(at, message, remedy)
+        target = resolved(self._root, reference)
+        if target is None:
+            raise invalid_at(at, f"there is no {reference[:200]} in the document", "correct the reference")
+        place, found = target
+        result = self.plain(found, place, (*above, reference), depth + 1)
+        beside = {key: value for key, value in schema.items() if key != "$ref"}
+        if beside and isinstance(result, dict):  # such as a default or a description
+            result = {**result, **self.plain(beside, path, above, depth + 1)}
+        return result
+
+
+def _of_today(found: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    """With the forms of OpenAPI 3.0 as JSON Schema 2020-12 has them."""
+    if isinstance(required := found.get("required"), list) and isinstance(names := found.get("properties"), dict):
+        found["required"] = [
+            name
+            for name in required
+            if not isinstance(name, str) or name in names or name not in schema["properties"]  # those left out
+        ]
+    for key, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if isinstance(found.get(key), bool) and found.pop(key) and bound in found:
+            found[key] = found.pop(bound)
+    if schema.get("nullable") is not True:
+        return found
+    if isinstance(kind := found.get("type"), str):
+        enum = {"enum": [*found["enum"], None]} if isinstance(found.get("enum"), list) else {}
+        return {**found, "type": [kind, "null"], **enum}
+    return {"anyOf": [found, {"type": "null"}]}

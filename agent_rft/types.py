@@ -1,0 +1,369 @@
+"""The data types that all packages share: frozen, slotted, with no behaviour beyond derived values.
+
+All token-level arrays of a segment have shape [T], where T is the number of tokens from the first prompt token to the
+last sampled token.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent_rft.metrics.intervals import Interval
+
+Message = dict[str, Any]
+ToolSchema = dict[str, Any]
+Purpose = Literal["train", "validation", "test"]
+Finish = Literal["answer", "max_steps", "max_tokens", "context"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One row of a dataset. `item` is the whole row, as graders and tools receive it."""
+
+    row_id: str
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSchema, ...]
+    item: dict[str, Any]
+
+    @property
+    def line(self) -> int:
+        """The row's line in its file (see `agent_rft.rows.rows`); 0 if the id has none."""
+        number = self.row_id.partition("-")[0]
+        return int(number) if number.isdecimal() else 0
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call as the model wrote it. `arguments` is JSON text, not yet parsed (and maybe not valid JSON)."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The result of a tool call, as the model sees it.
+
+    Attributes:
+        error: None, a mistake of the model (malformed_call, unknown_tool, invalid_arguments, over_budget), or
+            tool_error, a 4xx response of the tool.
+        latency_s: Latency of the successful attempt, without queueing and retries.
+        truncated: Whether `output` was cut.
+    """
+
+    call_id: str
+    output: str
+    error: str | None = None
+    latency_s: float = 0.0
+    retries: int = 0
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One completion and its tool calls. Its sampled tokens are `start:stop` in the arrays of segment `segment`."""
+
+    start: int
+    stop: int
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+    model_s: float = 0.0
+    segment: int = 0
+
+    @property
+    def busy_s(self) -> float:
+        return self.model_s + max((result.latency_s for result in self.results), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """The grade of one rollout: a finite number, before any penalty.
+
+    Attributes:
+        value: The grade. If a guard was triggered, the reward that the guard sets instead.
+        scores: The scores of a multi grader's parts, or those in an endpoint's answer. If the job has guards,
+            `scores["ungated"]` is the grade without them.
+        guard: Name of the guard that was triggered, or None.
+        reason: Why the guard was triggered; otherwise the explanation of the judge or endpoint, if any.
+        held_out: The grade of the held-out grader. None if there is no such grader or if it failed.
+        held_out_error: Why the held-out grader failed.
+        judge_tokens: Tokens spent on judge models, by model.
+    """
+
+    value: float
+    scores: dict[str, float] = field(default_factory=dict)
+    latency_s: float = 0.0
+    guard: str | None = None
+    reason: str = ""
+    held_out: float | None = None
+    held_out_error: str = ""
+    judge_tokens: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One training sample of a rollout: a prompt as the engine saw it, and what was sampled after it.
+
+    Tokens that were sampled in earlier segments are history in the prompt and masked out, so none is trained twice.
+
+    Attributes:
+        token_ids: [T] int32, prompt, sampled and environment tokens in the order in which the engine saw them.
+        loss_mask: [T] bool, True for tokens that the engine sampled in this segment; only these are trained on.
+        logprobs: [T] float32, log-probability under the engine at the sampling temperature; 0 where masked out.
+        versions: [T] int32, the policy version that sampled the token; -1 where masked out.
+        experts: [T, L, k], those that each of L layers of the engine chose for the token (0 in layers without; of what
+            comes after the last token that was computed, those of that one); None if the engine did not report them.
+    """
+
+    token_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    experts: NDArray[np.integer[Any]] | None = None
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens before the first sampled one."""
+        return int(self.loss_mask.argmax())
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One graded trajectory. `trace_id` identifies it in every request to tools and graders.
+
+    Attributes:
+        segments: One where the chat template only appends; each time it rewrites what the engine has seen, one more.
+        structure: The structural tag that constrained the decoding of each turn; None without a response format.
+    """
+
+    trace_id: str
+    row_id: str
+    epoch: int
+    sample: int
+    attempt: int
+    segments: tuple[Segment, ...]
+    turns: tuple[Turn, ...]
+    answer: str
+    finish: Finish
+    grade: Grade
+    reward: float
+    reasoning_tokens: int = 0
+    wall_s: float = 0.0
+    structure: str | None = None
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(int(segment.loss_mask.sum()) for segment in self.segments)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all segments, each with its prompt."""
+        return sum(len(segment.token_ids) for segment in self.segments)
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompts of all segments."""
+        return sum(segment.num_prompt for segment in self.segments)
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        return [call for turn in self.turns for call in turn.calls]
+
+    def without_experts(self) -> Rollout:
+        """For what is not trained on."""
+        return replace(self, segments=tuple(replace(segment, experts=None) for segment in self.segments))
+
+    @property
+    def results(self) -> list[ToolResult]:
+        return [result for turn in self.turns for result in turn.results]
+
+    @property
+    def sampled_versions(self) -> NDArray[np.int32]:
+        """[num_sampled] int32, the policy version of each sampled token."""
+        return np.concatenate([segment.versions[segment.loss_mask] for segment in self.segments])
+
+    @property
+    def oldest_version(self) -> int:
+        return int(self.sampled_versions.min())
+
+    @property
+    def newest_version(self) -> int:
+        return int(self.sampled_versions.max())
+
+    @property
+    def busy_s(self) -> float:
+        """Model and tool time in seconds, without queueing, retries and pauses. Calls of a turn run concurrently."""
+        return sum(t.busy_s for t in self.turns)
+
+    def train_sequences(self, advantage: float) -> list[TrainSequence]:
+        """What the learner trains on: each segment with the rollout's advantage, one after the other."""
+        return [
+            TrainSequence(
+                s.token_ids, s.loss_mask, s.logprobs, s.versions, advantage, self.structure, number, s.experts
+            )
+            for number, s in enumerate(self.segments)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """A rollout that ended without a grade.
+
+    `reason` and `message` are those of the `Discard` error; `endpoint` is the endpoint that failed, if any.
+    """
+
+    trace_id: str
+    row_id: str
+    sample: int
+    reason: str
+    message: str
+    endpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRequest:
+    """A request for `size` rollouts of one task. `index` is its admission number: batches form in this order."""
+
+    task: Task
+    epoch: int
+    index: int
+    size: int
+    purpose: Purpose
+    temperature: float
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The graded rollouts of one request, and all discarded attempts. `wall_s` is the duration of the whole group."""
+
+    request: GroupRequest
+    rollouts: tuple[Rollout, ...]
+    discarded: tuple[Discarded, ...] = ()
+    wall_s: float = 0.0
+
+    @property
+    def rewards(self) -> NDArray[np.float64]:
+        return np.array([rollout.reward for rollout in self.rollouts], dtype=np.float64)
+
+    @property
+    def oldest_version(self) -> int:
+        return min(rollout.oldest_version for rollout in self.rollouts)
+
+    @property
+    def newest_version(self) -> int:
+        """The newest version that sampled a token; -1 if nothing was graded."""
+        return max((rollout.newest_version for rollout in self.rollouts), default=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSequence:
+    """A segment as the learner needs it: arrays [T] as in `Segment`, one advantage for all tokens of the rollout.
+
+    `segment` is its number in the rollout; those of a rollout follow each other in a batch. `experts` [T, L, k] are
+    those that each of L layers chose for each token (0 in layers without), if they are known.
+    """
+
+    token_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    advantage: float
+    structure: str | None = None
+    segment: int = 0
+    experts: NDArray[np.integer[Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerLayout:
+    """How the learner's state is spread over its ranks."""
+
+    ranks: int
+    zero_stage: int
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.ranks} rank{'s' * (self.ranks > 1)}, ZeRO stage {self.zero_stage}, {self.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A checkpoint of one layout was loaded into another."""
+
+    before: LearnerLayout
+    now: LearnerLayout
+
+    def __str__(self) -> str:
+        return f"{self.before} -> {self.now}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """The result of one learner step.
+
+    `metrics` has the names of `agent_rft.metrics`. `applied` is False if a non-finite gradient caused an update
+    to be skipped.
+    """
+
+    metrics: dict[str, float]
+    applied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """The cost of publishing one policy version. `pause_s` is the longest pause of generation over all engines."""
+
+    version: int
+    pause_s: float
+    total_s: float
+    num_bytes: int
+    fenced: tuple[str, ...] = ()
+    canary_gap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What the rollouts of a whole file came to. Rollouts that were never graded are in `discarded`, not in any mean.
+
+    Attributes:
+        ci95: Half the width of the 95 % confidence interval of `grade`.
+        graded_rows: Rows with a graded rollout.
+        held_out: Mean grade of the held-out grader; NaN without one.
+        intervals: The 95 % confidence interval (low, high) over rows of `grade`, `pass_rate`, `pass_at_k` and, where
+            there is one, `held_out` (samples of one row are not independent). Empty if nothing was graded.
+    """
+
+    num_rows: int
+    num_rollouts: int
+    discarded: int
+    grade: float
+    ci95: float
+    reward: float
+    pass_rate: float
+    pass_at_k: float
+    samples: int
+    tool_calls: float
+    turns: float
+    parallel_turn_share: float
+    completion_tokens: float
+    rollout_tokens: float
+    busy_s: float
+    reasoning_tokens: float = math.nan
+    graded_rows: int = 0
+    held_out: float = math.nan
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def interval(self, name: str) -> Interval | None:
+        """The interval of a field; None if it has none."""
+        bounds = self.intervals.get(name)
+        return None if bounds is None else Interval(float(getattr(self, name)), *bounds, self.graded_rows)

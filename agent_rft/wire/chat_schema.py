@@ -1,0 +1,383 @@
+"""Requests of chat completions, validated before any engine is called.
+
+OpenAI's keys that have no meaning here (`store`, `user`, ...) are accepted but ignored; other unknown keys are refused.
+`null` means the same as an absent key.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
+
+from agent_rft.chat.history import arguments_text
+from agent_rft.spec.schemas.form import MAX_PATTERNS, SchemaMistake, patterns_in
+from agent_rft.spec.schemas.json_schema import form_mistake, schema_mistake
+
+MAX_MESSAGES = 4096
+MAX_TOOLS = 128
+MAX_CHOICES = 128
+IGNORED = {
+    *("user", "store", "metadata", "service_tier", "safety_identifier", "verbosity", "modalities"),
+    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+}
+NOT_FOR_MODELS = IGNORED | {"grader", "item", "max_tokens", "stream_options"}
+REQUIRED = frozenset({"model", "messages", "input"})
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class RequestPart(BaseModel):
+    """A part of a request. Unknown keys are ignored."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
+
+
+class ContentPart(RequestPart):
+    """One part of a content list: text, the only kind of content that is supported."""
+
+    type: Literal["text", "input_text", "output_text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def _has_text(self) -> ContentPart:
+        if self.text is None and self.refusal is None:
+            raise ValueError("the part has no text")
+        return self
+
+
+def _text_of(value: str | list[ContentPart] | None) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return "\n".join(part.text if part.text is not None else part.refusal or "" for part in value)
+
+
+def text_or_list(value: Any) -> str:
+    """Returns which form was sent, so that errors are reported for that form only."""
+    return "list" if isinstance(value, list) else "text"
+
+
+Parts = Annotated[
+    Annotated[
+        Annotated[str, Tag("text")] | Annotated[list[ContentPart], Tag("list")],
+        Discriminator(text_or_list),
+    ],
+    AfterValidator(_text_of),
+]
+"""Text, or a list of text parts, which is joined to one text."""
+
+
+def _kind_of(message: Any) -> str:
+    role = message.get("role") if isinstance(message, dict) else getattr(message, "role", None)
+    return role if role in ("assistant", "tool") else "plain"
+
+
+class PlainMessage(RequestPart):
+    role: Literal["developer", "system", "user", "assistant", "tool"]
+    content: Parts
+
+
+def _arguments(value: Any) -> Any:
+    return arguments_text(value) if value is None or isinstance(value, str) else value
+
+
+Arguments = Annotated[str, BeforeValidator(_arguments)]
+
+
+class CalledFunction(RequestPart):
+    name: Annotated[str, Field(min_length=1)]
+    arguments: Arguments = "{}"
+    """A JSON object as text; null and blank text mean `{}`."""
+
+
+class Call(RequestPart):
+    id: Annotated[str, Field(min_length=1)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class AssistantMessage(RequestPart):
+    role: Literal["assistant"]
+    content: Parts | None = None
+    """May be left out if there are `tool_calls`."""
+    refusal: str | None = None
+    reasoning: str | None = None
+    """Thoughts of an earlier answer, echoed."""
+    tool_calls: list[Call] | None = None
+
+    @model_validator(mode="after")
+    def _is_not_empty(self) -> AssistantMessage:
+        if self.content is None and not self.tool_calls and self.refusal is None:
+            raise ValueError("content is missing: it may be omitted only if there are tool_calls")
+        return self
+
+
+class ToolMessage(RequestPart):
+    role: Literal["tool"]
+    content: Parts
+    """The result of the call."""
+    tool_call_id: Annotated[str, Field(min_length=1)]
+    """The `id` of a call in the preceding assistant message."""
+
+
+ChatMessage = Annotated[
+    Annotated[PlainMessage, Tag("plain")]
+    | Annotated[AssistantMessage, Tag("assistant")]
+    | Annotated[ToolMessage, Tag("tool")],
+    Discriminator(_kind_of),
+]
+
+
+def _checked_form(schema: dict[str, Any]) -> dict[str, Any]:
+    return _refuse(schema, form_mistake(schema))
+
+
+def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return _refuse(schema, schema_mistake(schema, grammar=True))
+
+
+def _refuse(schema: dict[str, Any], mistake: SchemaMistake | None) -> dict[str, Any]:
+    if mistake is not None:
+        raise ValueError(f"{mistake}; {mistake.remedy}")
+    return schema
+
+
+JsonSchema = Annotated[dict[str, Any], AfterValidator(_checked_form)]
+"""The schema of a tool. Calls are not validated here, so its patterns are not compiled."""
+GrammarSchema = Annotated[dict[str, Any], AfterValidator(_checked_schema)]
+"""The schema of an answer, to which decoding is constrained."""
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+
+
+class Function(RequestPart):
+    """A tool as the model sees it; additional keys are kept, as in training."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: FunctionName
+    description: str | None = None
+    """What the function does, for the model."""
+    parameters: JsonSchema | None = None
+    """JSON schema of the arguments."""
+    strict: bool | None = None
+    """Accepted as in OpenAI's API."""
+
+
+class Tool(RequestPart):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(RequestPart):
+    name: str
+
+
+class NamedTool(RequestPart):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class NamedSchema(RequestPart):
+    model_config = ConfigDict(populate_by_name=True)
+
+    name: str = "response"
+    description: str | None = None
+    strict: bool | None = None
+    """Accepted as in OpenAI's API; decoding is always constrained to the schema."""
+    schema_: Annotated[GrammarSchema, Field(alias="schema")]
+    """JSON schema of the answer; references must stay within it."""
+
+
+class ResponseFormat(RequestPart):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("json_schema is missing")
+        return self
+
+
+class StreamOptions(RequestPart):
+    include_usage: bool | None = None
+    """Send the numbers of tokens in a last chunk."""
+
+
+def check_unique_names(tools: list[Tool]) -> list[Tool]:
+    duplicates = sorted(name for name, count in Counter(tool.function.name for tool in tools).items() if count > 1)
+    if duplicates:
+        raise ValueError(f"duplicate tool names: {', '.join(duplicates)}; give each tool a unique name")
+    return tools
+
+
+class Sampling(RequestPart):
+    """The keys that chat completions and responses share."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: Annotated[str, Field(min_length=1)]
+    """Id of a base model, a tuned model or a checkpoint, see GET /models."""
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    """Sampling temperature; by default that of the model's training."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Sample from the most likely tokens that have this probability together; by default from all."""
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    """Sample from this many most likely tokens; 0: from all. An extension of OpenAI's API."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Sample from tokens at least this probable, relative to the most likely one. An extension of OpenAI's API."""
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    """Makes equal requests give equal answers, as far as the engine can."""
+    parallel_tool_calls: bool | None = None
+    """Whether one message may have several calls."""
+    stream: bool = False
+    """Send the answer as server-sent events while it is generated."""
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    """Number of answers."""
+    grader: dict[str, Any] | None = None
+    """A grader as in `method.reinforcement.grader`: the best of `n` answers is returned. An extension of OpenAI's
+    API."""
+    item: dict[str, Any] | None = None
+    """What the grader's templates call `item`."""
+    user: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
+    service_tier: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
+    safety_identifier: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
+    prompt_cache_key: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
+    prompt_cache_retention: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
+    prompt_cache_options: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, body: Any) -> Any:
+        """Drops null values, except those of required keys, where null is an error."""
+        if not isinstance(body, dict):
+            return body
+        return {key: value for key, value in body.items() if value is not None or key in REQUIRED}
+
+
+class ChatRequest(Sampling):
+    """A chat completions request."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    """The whole conversation. Each call must have its result directly after its turn."""
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), AfterValidator(check_unique_names)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    """none: no calls; auto: the model decides; required: at least one call; or the function that must be called."""
+    response_format: ResponseFormat | None = None
+    """Form of the answer; calls are possible beside it."""
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Older name of `max_completion_tokens`."""
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens of the answer, thoughts included; by default the limit of the model's training."""
+    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    """Up to four texts at which generation ends."""
+    logprobs: bool | None = None
+    """Return the log-probability of each token, as sampled from: after temperature, `top_p` and the answer's form."""
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Return those of this many most likely tokens too."""
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    """Added to the logits of tokens, by token id."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    reasoning_effort: Effort | None = None
+    """Limits thoughts: low 512, medium 2048, high 8192 tokens; by default as in the model's training."""
+    stream_options: StreamOptions | None = None
+    store: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
+    metadata: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
+    verbosity: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
+    modalities: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ChatRequest:
+        check_choice(self.tool_choice, self.tools)
+        wants_json = self.response_format is not None and self.response_format.type != "text"
+        check_grammars(self.tool_choice, self.tools, wants_json=wants_json)
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs requires logprobs: true")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options requires stream: true")
+        if self.grader is not None and self.stream:
+            raise ValueError("stream cannot be combined with grader, which chooses among whole answers: omit stream")
+        _check_turns(self.messages)
+        return self
+
+    def body(self) -> dict[str, Any]:
+        """Returns the request for a ModelServer."""
+        body = self.model_dump(exclude_none=True, exclude=NOT_FOR_MODELS, by_alias=True)
+        if self.max_tokens is not None:
+            body.setdefault("max_completion_tokens", self.max_tokens)
+        for message in body["messages"]:
+            message.setdefault("content", message.pop("refusal", None))
+        return body
+
+
+def _check_turns(messages: Sequence[PlainMessage | AssistantMessage | ToolMessage]) -> None:
+    """Checks that each call has one result, directly after its turn: templates match results by position only.
+
+    Raises:
+        ValueError: a result is missing, misplaced or duplicated.
+    """
+    open_calls: list[str] = []
+    for i, message in enumerate(messages):
+        if isinstance(message, ToolMessage):
+            if message.tool_call_id not in open_calls:
+                raise ValueError(f"messages[{i}].tool_call_id does not match an unanswered call of the preceding turn")
+            open_calls.remove(message.tool_call_id)
+            continue
+        if open_calls:
+            raise ValueError(f"messages[{i}]: the preceding call {open_calls[0]!r} has no tool message")
+        open_calls = [call.id for call in getattr(message, "tool_calls", None) or ()]
+        if len(set(open_calls)) < len(open_calls):
+            raise ValueError(f"messages[{i}].tool_calls: two calls have the same id")
+    if open_calls:
+        raise ValueError(f"the call {open_calls[0]!r} has no tool message")
+
+
+def check_choice(choice: str | NamedTool | None, tools: list[Tool] | None) -> None:
+    """Checks `tool_choice` against `tools`.
+
+    Raises:
+        ValueError: the tool that must be called does not exist.
+    """
+    names = {tool.function.name for tool in tools or ()}
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        raise ValueError(f"tool_choice names {choice.function.name!r}, which is not in tools")
+    if choice == "required" and not names:
+        raise ValueError("tool_choice is required, but there are no tools")
+
+
+def check_grammars(choice: str | NamedTool | None, tools: list[Tool] | None, *, wants_json: bool) -> None:
+    """Checks the tools to whose schemas decoding is constrained.
+
+    Raises:
+        ValueError: a grammar cannot express one of them.
+    """
+    if not wants_json and choice in (None, "auto", "none"):
+        return
+    if (count := sum(len(patterns_in(tool.function.parameters or {})) for tool in tools or ())) > MAX_PATTERNS:
+        raise ValueError(f"the tools have {count:,} patterns in all; with this tool_choice and format at most 100")
+    for i, tool in enumerate(tools or ()):
+        mistake = schema_mistake(tool.function.parameters, grammar=True)
+        if mistake is not None:
+            raise ValueError(f"tools[{i}], {tool.function.name!r}: its schema at {mistake}; {mistake.remedy}")

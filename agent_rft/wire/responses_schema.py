@@ -1,0 +1,194 @@
+"""Requests of /responses: chat-style messages, echoed output items and tool outputs; the server keeps no state.
+
+`null` means the same as an absent key. OpenAI's keys that have no meaning here are accepted but ignored; those that
+would change the answer (a stored conversation, background) are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from agent_rft.wire.chat_schema import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    Arguments,
+    CalledFunction,
+    Effort,
+    Function,
+    NamedFunction,
+    NamedTool,
+    Parts,
+    RequestPart,
+    ResponseFormat,
+    Sampling,
+    Tool,
+    check_choice,
+    check_grammars,
+    check_unique_names,
+    text_or_list,
+)
+
+ENCRYPTED = "reasoning.encrypted_content"
+STATEFUL = ("previous_response_id", "conversation", "background", "prompt")
+
+
+class MessageItem(RequestPart):
+    type: Literal["message"] = "message"
+    role: Literal["developer", "system", "user", "assistant"]
+    content: Parts
+
+
+class CallItem(RequestPart):
+    type: Literal["function_call"]
+    call_id: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1)]
+    arguments: Arguments = "{}"
+    """A JSON object as text; null and blank text mean `{}`."""
+
+    def function(self) -> CalledFunction:
+        return CalledFunction(name=self.name, arguments=self.arguments)
+
+
+class OutputItem(RequestPart):
+    type: Literal["function_call_output"]
+    call_id: Annotated[str, Field(min_length=1)]
+    """The `call_id` of a function call in the input."""
+    output: Parts
+    """The result of the call."""
+
+
+class ReasoningItem(RequestPart):
+    type: Literal["reasoning"]
+    encrypted_content: str | None = None
+    """Thoughts of an earlier response of this server, echoed."""
+
+
+def _kind_of(item: Any) -> Any:
+    if not isinstance(item, dict):
+        return None
+    return item.get("type") or ("message" if "role" in item else None)
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[OutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_kind_of),
+]
+
+
+class FlatTool(Function):
+    """A tool in the flat form of /responses."""
+
+    type: Literal["function"]
+
+    def chat_form(self) -> Tool:
+        """Returns the tool in the form of chat completions, which training rows have."""
+        function = self.model_dump(exclude_none=True, exclude={"type"})
+        return Tool(type="function", function=Function(**function))
+
+
+class FlatNamedTool(RequestPart):
+    type: Literal["function"]
+    name: str
+
+
+class Reasoning(RequestPart):
+    effort: Effort | None = None
+    """Limits thoughts: low 512, medium 2048, high 8192 tokens; by default as in the model's training."""
+    summary: Any = None
+    """Ignored: there are no summaries."""
+
+
+class Text(RequestPart):
+    """`format` is OpenAI's flat form, which is converted to the form of chat completions."""
+
+    format: ResponseFormat | None = None
+
+    @field_validator("format", mode="before")
+    @classmethod
+    def _chat_form(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("type") == "json_schema" and "json_schema" not in value:
+            return {"type": "json_schema", "json_schema": {key: value[key] for key in value if key != "type"}}
+        return value
+
+
+class ResponsesRequest(Sampling):
+    """A responses request."""
+
+    input: Annotated[
+        Annotated[str, Tag("text")] | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES), Tag("list")],
+        Discriminator(text_or_list),
+    ]
+    """A text, or the whole conversation as items: messages, echoed output items and results of calls."""
+    instructions: str | None = None
+    """A system message before the input."""
+    tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | None = None
+    """none: no calls; auto: the model decides; required: at least one call; or the function that must be called."""
+    reasoning: Reasoning | None = None
+    text: Text | None = None
+    """Form of the answer."""
+    include: list[str] = Field(default_factory=list)
+    """`reasoning.encrypted_content` returns the thoughts, for the next turn."""
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens of the answer, thoughts included; by default the limit of the model's training."""
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    """Up to 16 pairs of your own, which the response repeats."""
+    store: bool | None = None
+    """Ignored: responses are never stored."""
+    truncation: Literal["auto", "disabled"] | None = None
+    """Ignored: a conversation that is too long is refused."""
+    stream_options: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
+    previous_response_id: Any = None
+    """Refused: the server keeps no state. Send the whole conversation as input."""
+    conversation: Any = None
+    """Refused: the server keeps no state. Send the whole conversation as input."""
+    background: Any = None
+    """Refused: the server keeps no state. Send the whole conversation as input."""
+    prompt: Any = None
+    """Refused: the server keeps no state. Send the whole conversation as input."""
+    max_tool_calls: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
+
+    @field_validator(*STATEFUL)
+    @classmethod
+    def _refuse_state(cls, value: Any) -> Any:
+        if value:
+            message = "this server does not store responses: send the whole conversation as input, with store: false"
+            raise ValueError(message)
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ResponsesRequest:
+        check_choice(self.chat_choice, self.chat_tools)
+        check_grammars(self.chat_choice, self.chat_tools, wants_json=self.wants_json)
+        if self.grader is not None and self.stream:
+            raise ValueError("stream cannot be combined with grader, which chooses among whole answers: omit stream")
+        if self.n > 1 and self.grader is None:
+            raise ValueError("n requires a grader, which chooses the one answer of the response")
+        return self
+
+    @property
+    def items(self) -> list[MessageItem | CallItem | OutputItem | ReasoningItem]:
+        if isinstance(self.input, str):
+            return [MessageItem(role="user", content=self.input)]
+        return list(self.input)
+
+    @property
+    def chat_tools(self) -> list[Tool]:
+        return check_unique_names([tool.chat_form() for tool in self.tools or ()])
+
+    @property
+    def chat_choice(self) -> Literal["none", "auto", "required"] | NamedTool | None:
+        if isinstance(self.tool_choice, FlatNamedTool):
+            return NamedTool(type="function", function=NamedFunction(name=self.tool_choice.name))
+        return self.tool_choice
+
+    @property
+    def wants_json(self) -> bool:
+        return self.text is not None and self.text.format is not None and self.text.format.type != "text"

@@ -1,0 +1,21 @@
+"""Server-sent events as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+def sse_event(event: Mapping[str, Any], named: bool = False) -> str:
+    """Return an event as a client reads it; if `named`, its `type` is also the name of the event."""
+    name = f"event: {event['type']}\n" if named and "type" in event else ""
+    return f"{name}data: {json.dumps(event, separators=(',', ':'), ensure_ascii=False)}\n\n"
+
+
+def resumable_event(event: Mapping[str, Any]) -> str:
+    """Return an event whose `id` a client sends again to go on after it; an empty event is a comment."""
+    if not event:
+        return ": nothing new\n\n"
+    data = json.dumps({name: value for name, value in event.items() if name != "id"}, separators=(",", ":"))
+    return f"event: {event['type']}\nid: {event['id']}\ndata: {data}\n\n"

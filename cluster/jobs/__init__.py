@@ -1,4 +1,0 @@
-"""Jobs of the API: from request to queue to driver to result. The top room of this package; only `serve` imports it.
-
-No HTTP, which is `serve`'s, and no training logic: a job's driver is `cluster.run` with a sink that fills the store.
-"""

@@ -1,0 +1,112 @@
+"""What the model did in its draws: calls, turns, tokens, time and errors, by tool and together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from agent_rft.metrics.intervals import Interval, wilson
+from agent_rft.types import Group, Rollout, ToolResult
+
+MODELS_MISTAKES = ("malformed_call", "unknown_tool", "invalid_arguments")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean, median and 95th percentile over rollouts (or calls)."""
+
+    mean: float
+    median: float
+    p95: float
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """One tool: calls that were sent to it, those that it answered with an error, and its latency in seconds."""
+
+    name: str
+    calls: int
+    errors: int
+    latency_s: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """How the rollouts went.
+
+    Attributes:
+        calling: Share of the rollouts of rows with tools that called one; None if no row offers tools.
+        invalid_calls: Share of calls that are the model's mistakes (MODELS_MISTAKES), 0 without calls.
+        call_errors: Number of calls by error.
+        ended: Share of rollouts by how they ended: answer, max_steps, max_tokens, context.
+        discarded: Number of discarded rollouts by reason.
+        guards: Number of rollouts by the guard that set their grade.
+        over_target: Share of rollouts whose model and tool time is above the target; None without one.
+    """
+
+    rollouts: int
+    calls: Spread
+    turns: Spread
+    sampled_tokens: Spread
+    busy_s: Spread
+    tools: tuple[ToolUse, ...]
+    calling: float | None
+    invalid_calls: Interval
+    call_errors: dict[str, int]
+    ended: dict[str, float]
+    discarded: dict[str, int]
+    guards: dict[str, int]
+    over_target: float | None = None
+
+
+def behaviour_of(groups: Sequence[Group], target_s: float | None) -> Behaviour | None:
+    """None if no rollout was graded."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    if not rollouts:
+        return None
+    with_tools = [rollout for group in groups if group.request.task.tools for rollout in group.rollouts]
+    errors = Counter(result.error for rollout in rollouts for result in rollout.results if result.error)
+    num_calls = sum(len(rollout.calls) for rollout in rollouts)
+    invalid = sum(errors[kind] for kind in MODELS_MISTAKES)
+    return Behaviour(
+        rollouts=len(rollouts),
+        calls=spread(len(rollout.calls) for rollout in rollouts),
+        turns=spread(len(rollout.turns) for rollout in rollouts),
+        sampled_tokens=spread(rollout.num_sampled for rollout in rollouts),
+        busy_s=spread(rollout.busy_s for rollout in rollouts),
+        tools=_tools(rollouts),
+        calling=fmean(_calls_a_tool(rollout) for rollout in with_tools) if with_tools else None,
+        invalid_calls=wilson(invalid, num_calls) if num_calls else Interval(0.0, 0.0, 0.0, 0),
+        call_errors=dict(errors),
+        ended={kind: n / len(rollouts) for kind, n in Counter(r.finish for r in rollouts).items()},
+        discarded=dict(Counter(lost.reason for group in groups for lost in group.discarded)),
+        guards=dict(Counter(r.grade.guard for r in rollouts if r.grade.guard is not None)),
+        over_target=None if target_s is None else fmean(rollout.busy_s > target_s for rollout in rollouts),
+    )
+
+
+def spread(values: Iterable[float]) -> Spread:
+    found = np.fromiter(values, np.float64)
+    return Spread(float(found.mean()), float(np.median(found)), float(np.quantile(found, 0.95)))
+
+
+def _calls_a_tool(rollout: Rollout) -> bool:
+    return any(result.error not in MODELS_MISTAKES for result in rollout.results)
+
+
+def _tools(rollouts: Sequence[Rollout]) -> tuple[ToolUse, ...]:
+    """The tools that were sent calls, the most used first."""
+    answered: dict[str, list[ToolResult]] = {}
+    for rollout in rollouts:
+        for call, result in zip(rollout.calls, rollout.results, strict=True):
+            if result.error in (None, "tool_error"):
+                answered.setdefault(call.name, []).append(result)
+    found = (
+        ToolUse(name, len(got), sum(r.error is not None for r in got), spread(r.latency_s for r in got))
+        for name, got in answered.items()
+    )
+    return tuple(sorted(found, key=lambda tool: (-tool.calls, tool.name)))

@@ -1,0 +1,150 @@
+"""What a row's rollouts are worth as training data: mean, deviation and best, and whether a group of them differs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import comb
+from statistics import fmean, pstdev
+
+from agent_rft.metrics.intervals import Interval, bootstrap_mean
+from agent_rft.metrics.pass_at_k import pass_at_k
+from agent_rft.trainer.algorithm.advantage import EQUAL_WITHIN, LEAST_DIFFERENCE, NoSignal, signal_of
+from agent_rft.types import Group, Rollout
+
+SIZES = (4, 8, 16, 32)
+"""Group sizes that are compared: `compute_multiplier` 0.5, 1, 2 and 4."""
+SHOWN_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The rollouts of one row. `mean`, `deviation`, `best` and `worst` are of rewards; NaN-free: it has a graded one.
+
+    `no_signal` is why they would train nothing as one group, None if they would.
+    """
+
+    row_id: str
+    line: int
+    question: str
+    mean: float
+    deviation: float
+    best: float
+    worst: float
+    grade: float
+    passed: int
+    graded: int
+    discarded: int
+    no_signal: NoSignal | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Shares of the graded rows: whose rollouts are all right, all wrong, equal in another way, or differ."""
+
+    all_right: float
+    all_wrong: float
+    equal: float
+    signal: float
+
+
+@dataclass(frozen=True, slots=True)
+class PassAt:
+    k: int
+    share: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSignal:
+    """The expected share of groups of this size whose rewards differ: between `low` and `high`."""
+
+    size: int
+    low: float
+    high: float
+
+
+def rows_of(groups: Iterable[Group], pass_threshold: float) -> list[Row]:
+    """The rows with a graded rollout, from the lowest mean reward to the highest."""
+    rows = [_row(group, pass_threshold) for group in groups if group.rollouts]
+    return sorted(rows, key=lambda row: (row.mean, row.best, row.line))
+
+
+def _row(group: Group, pass_threshold: float) -> Row:
+    task, rewards = group.request.task, group.rewards.tolist()
+    grades = [rollout.grade.value for rollout in group.rollouts]
+    return Row(
+        row_id=task.row_id,
+        line=task.line,
+        question=str(task.messages[-1].get("content") or "")[:SHOWN_CHARS],
+        mean=fmean(rewards),
+        deviation=pstdev(rewards),
+        best=max(rewards),
+        worst=min(rewards),
+        grade=fmean(grades),
+        passed=sum(grade >= pass_threshold for grade in grades),
+        graded=len(grades),
+        discarded=len(group.discarded),
+        no_signal=signal_of(group.rewards, grades, pass_threshold),
+    )
+
+
+def shares_of(rows: Sequence[Row]) -> Shares:
+    counts = Counter(row.no_signal for row in rows)
+    total = max(1, len(rows))
+    return Shares(*(counts[kind] / total for kind in ("all_right", "all_wrong", "equal", None)))
+
+
+def pass_at(rows: Sequence[Row], samples: int) -> tuple[PassAt, ...]:
+    """pass@k for k = 1, 2, 4, ... up to `samples`, with intervals over rows.
+
+    The estimator is unbiased in each row with at least k rollouts: `agent_rft.metrics.pass_at_k`, after Chen et
+    al. 2021, arXiv:2107.03374, equation 1. Rows with fewer are left out.
+    """
+    found = []
+    for k in sorted({*(1 << i for i in range(samples.bit_length())), samples}):
+        values = [pass_at_k(row.graded, row.passed, k) for row in rows if row.graded >= k]
+        if values:
+            found.append(PassAt(k, bootstrap_mean(values)))
+    return tuple(found)
+
+
+def group_signal(groups: Sequence[Group], sizes: Iterable[int] = SIZES) -> tuple[GroupSignal, ...]:
+    """The expected share of rows whose group of some size has rewards that differ.
+
+    Up to the n rollouts that a row has, it is unbiased: 1 - sum over its distinct outcomes of C(c, size) / C(n, size),
+    as for pass@k. Beyond n nothing is assumed of the row: 1 - sum of p^size is concave in the size for any
+    probabilities p, so the share at a larger size is at least that at n, and grows at most as from n - 1 to n.
+    """
+    outcomes = [_outcomes(group.rollouts) for group in groups if len(group.rollouts) >= 2]
+    if not outcomes:
+        return ()
+    bounds = [[_differs(counts, size) for counts in outcomes] for size in sorted(sizes)]
+    return tuple(
+        GroupSignal(size, fmean(low for low, _ in found), min(1.0, fmean(high for _, high in found)))
+        for size, found in zip(sorted(sizes), bounds, strict=True)
+    )
+
+
+def _outcomes(rollouts: Sequence[Rollout]) -> Counter[int]:
+    """How many rollouts share each outcome: equal grades, and penalties that differ too little, as in `signal_of`."""
+    outcomes = Counter[int]()
+    number, grade, reward = 0, math.nan, math.nan
+    for rollout in sorted(rollouts, key=lambda r: (round(r.grade.value / EQUAL_WITHIN), r.reward)):
+        if not (abs(rollout.grade.value - grade) <= EQUAL_WITHIN and rollout.reward - reward < LEAST_DIFFERENCE):
+            number, grade, reward = number + 1, rollout.grade.value, rollout.reward
+        outcomes[number] += 1
+    return outcomes
+
+
+def _differs(counts: Counter[int], size: int) -> tuple[float, float]:
+    """Bounds of the probability that `size` rollouts of a row with these outcomes are not all equal."""
+    n = counts.total()
+
+    def within(m: int) -> float:
+        return 1.0 - sum(comb(count, m) for count in counts.values()) / comb(n, m)
+
+    if size <= n:
+        return within(size), within(size)
+    return within(n), within(n) + (size - n) * (within(n) - within(n - 1))

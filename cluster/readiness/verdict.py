@@ -1,0 +1,153 @@
+"""The verdict before training: reasons in order of weight, from thresholds that were fixed before it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from agent_rft.cluster.readiness.behaviour import Behaviour
+from agent_rft.cluster.readiness.data_checks import MAX_PAIRS, DataFinding
+from agent_rft.cluster.readiness.draws import Row, Shares
+from agent_rft.cluster.readiness.grader import GraderFinding
+from agent_rft.metrics.intervals import FEW, Interval, wilson
+from agent_rft.problems.readiness import REASONS, Reason, Verdict
+
+TRAINED = "training_file"
+MIN_ROWS = 10
+"""Distinct questions: the fewest rows that OpenAI's API takes."""
+MIN_SIGNAL = 0.15
+"""Share of rows whose rollouts differ: of a usual batch of 16 groups two or three, below which a step's gradient is
+that of one or two rows."""
+MAX_PASS = 0.9
+"""Pass rate above which a gain is within the noise: of 0.1 that is left, a test file of 100 rows shows half as 0.05 +-
+0.05."""
+MAX_CONTRADICTORY = 0.1
+"""Share of rows: their wrong half then moves the mean grade by up to 0.05, which is as much as can be measured."""
+MAX_NOISE = 0.5
+"""Share of the variance within rows: above it two draws of a row are ordered by chance more than by quality."""
+MAX_DISCARDED = 0.3
+"""Share of rollouts: a group with a retry each still loses one in ten."""
+MAX_TOOL_ERRORS = 0.5
+"""Share of a tool's calls, surely above it by its interval; with most calls failing the tool is not usable."""
+MAX_INVALID_CALLS = 0.5
+"""Share of calls, surely above it by its interval: a model that gets half of its calls right can learn the form by
+itself; one that gets fewer right has the form wrong."""
+MAX_CUT = 0.5
+"""Share of rollouts that end at a limit."""
+MIN_CALLING = 0.02
+"""Share of rollouts with a call: below it, a group of 8 has a call in one group of seven."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that the verdict is made of. `penalties`: the reward also counts calls, tokens or time."""
+
+    rows: Sequence[Row]
+    shares: Shares
+    pass_rate: Interval
+    grader: GraderFinding
+    behaviour: Behaviour | None
+    data: DataFinding
+    penalties: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A reason with what was measured, in words."""
+
+    reason: Reason
+    words: str
+
+
+def verdict_of(evidence: Evidence) -> tuple[Verdict, tuple[Found, ...]]:
+    """The verdict and its reasons, then the notes: what must be fixed comes before a warm start."""
+    found = (*_of_the_run(evidence), *_of_the_data(evidence.data), *_of_the_grader(evidence), *_of_the_draws(evidence))
+    notes = tuple(_notes(evidence))
+    verdicts = {REASONS[entry.reason].verdict for entry in found}
+    if "fix_first" in verdicts:
+        return "fix_first", (*found, *notes)
+    if "warm_start" in verdicts:
+        return "warm_start", (*found, *notes)
+    words = f"the rollouts of {evidence.shares.signal:.0%} of the rows differ in reward"
+    return "train", (Found(Reason.ENOUGH_SIGNAL, words), *notes)
+
+
+def _of_the_run(evidence: Evidence) -> Iterator[Found]:
+    behaviour = evidence.behaviour
+    if behaviour is None:
+        yield Found(Reason.ROLLOUTS_DISCARDED, "no rollout was graded")
+        return
+    lost = sum(behaviour.discarded.values())
+    if (share := lost / (lost + behaviour.rollouts)) > MAX_DISCARDED:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in behaviour.discarded.items())
+        yield Found(Reason.ROLLOUTS_DISCARDED, f"{share:.0%} of the rollouts were discarded ({kinds})")
+    for tool in behaviour.tools:
+        if wilson(tool.errors, tool.calls).low > MAX_TOOL_ERRORS:
+            words = f"the tool {tool.name!r} answered {tool.errors} of {tool.calls} calls with an error"
+            yield Found(Reason.TOOLS_FAIL, words)
+    if (invalid := behaviour.invalid_calls).low > MAX_INVALID_CALLS:
+        yield Found(Reason.CALLS_INVALID, f"{invalid.mean:.0%} of the calls were invalid")
+    if (cut := 1.0 - behaviour.ended.get("answer", 0.0)) > MAX_CUT:
+        kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in behaviour.ended.items() if kind != "answer")
+        yield Found(Reason.ANSWERS_CUT, f"{cut:.0%} of the rollouts ended at a limit ({kinds})")
+
+
+def _of_the_data(data: DataFinding) -> Iterator[Found]:
+    if data.distinct < MIN_ROWS and data.file == TRAINED:
+        yield Found(Reason.TOO_FEW_ROWS, f"the training file has only {data.distinct} different questions")
+    if data.contradictory_share > MAX_CONTRADICTORY:
+        words = f"{data.contradictory_share:.0%} of the rows ask what another row asks, with another reference"
+        yield Found(Reason.CONTRADICTORY_ROWS, f"{words}: {_lines(data.contradictory)}")
+
+
+def _of_the_grader(evidence: Evidence) -> Iterator[Found]:
+    grader = evidence.grader
+    if grader.noise is not None and grader.noise > MAX_NOISE:
+        words = f"{grader.noise:.0%} of the differences within rows are the grader's own noise"
+        yield Found(Reason.GRADER_NOISY, f"{words} ({grader.regraded} answers graded twice)")
+    agreement = grader.agreement
+    if agreement is not None and agreement.n >= MIN_ROWS and agreement.low <= 0.0:
+        words = f"within rows the grade and the held-out grade correlate with {agreement.text()}"
+        yield Found(Reason.GRADER_DISAGREES, words)
+
+
+def _of_the_draws(evidence: Evidence) -> Iterator[Found]:
+    shares, behaviour = evidence.shares, evidence.behaviour
+    if behaviour is None:
+        return
+    if behaviour.calling is not None and behaviour.calling < MIN_CALLING and shares.all_right < MAX_PASS:
+        yield Found(Reason.TOOLS_UNUSED, f"{behaviour.calling:.1%} of the rollouts with tools called a tool")
+    if evidence.pass_rate.mean > MAX_PASS and not evidence.penalties:
+        yield Found(Reason.TOO_EASY, f"{evidence.pass_rate.mean:.0%} of the rollouts pass")
+    elif shares.signal < MIN_SIGNAL:
+        words = f"the rollouts of {shares.signal:.0%} of the rows differ in reward"
+        least = max(shares.all_right, shares.all_wrong, shares.equal)
+        if least == shares.all_wrong:
+            yield Found(Reason.TOO_HARD, f"{words}; in {shares.all_wrong:.0%} all are wrong")
+        elif least == shares.all_right:
+            yield Found(Reason.TOO_EASY, f"{words}; in {shares.all_right:.0%} all are right")
+        else:
+            yield Found(Reason.NO_DIFFERENCES, f"{words}; in {shares.equal:.0%} all have the same grade")
+
+
+def _notes(evidence: Evidence) -> Iterator[Found]:
+    data, grader, behaviour = evidence.data, evidence.grader, evidence.behaviour
+    if data.near_duplicates:
+        many = "or more " * (len(data.near_duplicates) == MAX_PAIRS)
+        words = f"{len(data.near_duplicates)} {many}pairs of rows are nearly the same"
+        yield Found(Reason.NEAR_DUPLICATES, f"{words}: {_lines(data.near_duplicates)}")
+    for name, count in (data.shared or {}).items():
+        yield Found(Reason.ROWS_SHARED, f"{count} rows of the {name} are in the {data.file}, too")
+    if 1 <= grader.distinct <= 2 and grader.graded >= FEW:
+        yield Found(Reason.GRADER_COARSE, f"{grader.graded} rollouts got {grader.distinct} different grades")
+    if grader.failed:
+        of = grader.regraded + grader.failed
+        yield Found(Reason.NOT_GRADED_TWICE, f"{grader.failed} of {of} answers could not be graded again")
+    if behaviour is not None and behaviour.over_target is not None and behaviour.over_target > 0.05:
+        words = f"{behaviour.over_target:.0%} of the rollouts take longer than the target"
+        yield Found(Reason.TOO_SLOW, f"{words}; 95% take at most {behaviour.busy_s.p95:.1f} s")
+
+
+def _lines(groups: Sequence[Sequence[int]], shown: int = 3) -> str:
+    texts = [" and ".join(map(str, lines[:4])) for lines in groups[:shown]]
+    return f"lines {', '.join(texts)}" + (f" and {len(groups) - shown} more" if len(groups) > shown else "")

@@ -1,0 +1,189 @@
+"""Claims on the checkpoints of a run in a store: of several processes, the one with the newest claim writes them.
+
+    <run>/owner-000002.json          the claim of the second process that trained this run
+    <run>/owner-000002/step-000005/  what this process wrote; older versions wrote step-000005 directly into <run>
+
+A process creates its claim only if there is no file of that name, and lists in it the complete checkpoints that it
+adopts from earlier owners. An earlier owner that was suspended may still finish an upload, but only in its own folder.
+Readers ignore what it wrote after the newest claim. No clock, lock or rename is needed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, StringConstraints, ValidationError
+
+from agent_rft.errors import RftError, UserError
+
+FORMAT = 1
+"""The format of claims. Raise it when older programs must not read them."""
+MAX_CLAIM_BYTES = 16 << 20
+MANIFEST = "manifest.json"
+"""The file that makes a checkpoint complete."""
+NO_OWNER = 0
+"""The owner of checkpoints from versions without claims."""
+STEP = re.compile(r"step-\d{6,12}")
+_OWNER = re.compile(r"owner-(\d{6,12})")
+_CLAIM = re.compile(r"owner-(\d{6,12})\.json")
+
+
+class CheckpointsTaken(RftError):
+    """Another process writes the run's checkpoints now. Trying again does not help."""
+
+
+class CheckpointClaims:
+    """The claims of this process and others on the runs of a store, by the names of the run folders.
+
+    `files` is an fsspec file system. Its errors are raised unchanged.
+    """
+
+    def __init__(self, files: Any, root: str, setting: str) -> None:
+        self._files = files
+        self._root = root
+        self._setting = setting
+        self._own: dict[str, int] = {}
+
+    def take(self, run: str) -> None:
+        """Become the writer of a run's checkpoints, and adopt those that are complete.
+
+        Raises:
+            UserError: The store cannot create a file only if it does not exist.
+        """
+        self._files.makedirs(f"{self._root}/{run}", exist_ok=True)
+        claims = self.numbers(run)
+        while True:
+            number = max(claims, default=NO_OWNER) + 1
+            path, claim = self._path(run, number), _Claim(format=FORMAT, adopted=self.complete(run, claims))
+            if not self._create(path, claim):
+                claims.append(number)  # another process was faster, or the list of files is old
+                continue
+            is_unconditional = self._create(path, claim)
+            # An earlier owner begins nothing from here on. What it did since the list was made has to be adopted, too.
+            if not is_unconditional and self.complete(run, claims) == claim.adopted:
+                break
+            self._files.rm_file(path)
+            if is_unconditional:
+                raise self._unconditional()
+        self._own[run] = number
+
+    def own(self, run: str) -> int:
+        """Return the number of this process's claim on a run, which is made if there is none.
+
+        Raises:
+            CheckpointsTaken: Another process has a newer claim.
+            UserError: As for `take`.
+        """
+        claims = self.numbers(run)
+        if max(claims, default=NO_OWNER) > self._own.get(run, math.inf):
+            raise CheckpointsTaken(f"another process has claimed the checkpoints of {run}, so this one copies no more")
+        if self._own.get(run) not in claims:
+            self.take(run)
+        return self._own[run]
+
+    def numbers(self, run: str) -> list[int]:
+        """The numbers of all claims on a run, in order."""
+        return self._numbers(run, _CLAIM)
+
+    def owners(self, run: str) -> list[int]:
+        """The numbers of all owners that may have written checkpoints of a run, in order."""
+        return [NO_OWNER, *self._numbers(run, _OWNER)]
+
+    def complete(self, run: str, claims: Sequence[int]) -> dict[str, int]:
+        """The owner of each complete checkpoint, oldest checkpoint first, according to the newest of `claims`."""
+        number, adopted = self._newest(run, claims)
+        candidates = [*adopted.items(), *((name, number) for name in self.steps(run, number))]
+        found = {
+            name: owner for name, owner in candidates if self._files.exists(f"{self.at(run, owner, name)}/{MANIFEST}")
+        }
+        return dict(sorted(found.items(), key=lambda item: step_number(item[0])))
+
+    def steps(self, run: str, owner: int) -> list[str]:
+        """The checkpoints that an owner wrote or began to write, oldest first."""
+        names = map(last_part, self.paths_in(self._folder(run, owner)))
+        return sorted((name for name in names if STEP.fullmatch(name)), key=step_number)
+
+    def remove(self, run: str, number: int) -> None:
+        """Remove the claim of an earlier owner and its folder."""
+        with suppress(FileNotFoundError):
+            self._files.rm_file(self._path(run, number))
+        with suppress(FileNotFoundError):
+            self._files.rm(self._folder(run, number), recursive=True)
+
+    def at(self, run: str, owner: int, checkpoint: str) -> str:
+        """The path of a checkpoint that an owner writes."""
+        return f"{self._folder(run, owner)}/{checkpoint}"
+
+    def paths_in(self, at: str) -> list[str]:
+        """The paths in a folder; none if it does not exist."""
+        self._files.invalidate_cache()  # others may have written
+        try:
+            return [str(path) for path in self._files.ls(at, detail=False)]
+        except FileNotFoundError:
+            return []
+
+    def _newest(self, run: str, claims: Sequence[int]) -> tuple[int, dict[str, int]]:
+        """The newest of `claims` and what it adopted. A claim that is being written does not count yet."""
+        for number in sorted(claims, reverse=True):
+            path = self._path(run, number)
+            try:
+                claim = _Claim.model_validate_json(self._files.cat_file(path, end=MAX_CLAIM_BYTES))
+            except (FileNotFoundError, ValidationError):
+                continue
+            refuse_newer(claim.format, FORMAT, path.removeprefix(f"{self._root}/"))
+            return number, claim.adopted
+        return NO_OWNER, {}
+
+    def _create(self, path: str, claim: _Claim) -> bool:
+        """Write a new file; False if there is one of this name."""
+        try:
+            with self._files.open(path, "xb") as file:
+                file.write(claim.model_dump_json().encode())
+        except (NotImplementedError, ValueError) as error:
+            raise self._unconditional() from error
+        except OSError:  # FileExistsError, or another one of an S3-compatible server that does not name the condition
+            self._files.invalidate_cache()
+            if self._files.exists(path):
+                return False
+            raise
+        return True
+
+    def _unconditional(self) -> UserError:
+        what = "the store cannot create a file only if it does not exist, so two processes could write the same run"
+        remedy = "use a store with conditional writes, such as s3://, gs://, az:// or file://"
+        return UserError(f"{self._setting}: {what}; {remedy}")
+
+    def _numbers(self, run: str, pattern: re.Pattern[str]) -> list[int]:
+        found = (pattern.fullmatch(last_part(path)) for path in self.paths_in(f"{self._root}/{run}"))
+        return sorted(int(match[1]) for match in found if match)
+
+    def _folder(self, run: str, owner: int) -> str:
+        return f"{self._root}/{run}" if owner == NO_OWNER else f"{self._root}/{run}/owner-{owner:06d}"
+
+    def _path(self, run: str, number: int) -> str:
+        return f"{self._folder(run, number)}.json"
+
+
+class _Claim(BaseModel):
+    """The claim of an owner: `adopted` has the checkpoints that were complete before it, each with its owner."""
+
+    format: int
+    adopted: dict[Annotated[str, StringConstraints(pattern=rf"^{STEP.pattern}$")], Annotated[int, Field(ge=0)]]
+
+
+def refuse_newer(found: int, known: int, shown: str) -> None:
+    """Raise UserError if the format of a file is newer than the one that this version knows."""
+    if found > known:
+        raise UserError(f"{shown} was written by a newer version of agent-rft; resume with that version")
+
+
+def last_part(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def step_number(name: str) -> int:
+    return int(name.removeprefix("step-"))

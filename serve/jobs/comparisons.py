@@ -1,0 +1,105 @@
+"""The evaluations of a server's jobs, and comparisons of them, as their owners see them: by ids, without paths."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_rft.cluster.records.redact import plain
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.views.comparison.compare import compare_sides, comparison_json
+from agent_rft.cluster.views.comparison.side import Side, read_side
+from agent_rft.cluster.views.comparison.sides import FILES, evaluations_of, file_of_all
+from agent_rft.errors import RftError, UserError
+from agent_rft.types import Evaluation
+
+SHOWN_ROWS = 10
+"""Rows that gained and lost most."""
+
+
+class Comparing(RftError):
+    """Another comparison is being made: the same request succeeds later."""
+
+
+class NoSuchEvaluation(UserError):
+    """A job has no evaluation of this name, or none at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One side: a job, and the name of an evaluation; None: the newest one of a file that all sides have."""
+
+    job_id: str
+    name: str | None
+
+    @classmethod
+    def of(cls, text: str) -> Wanted:
+        """`ftjob-...:test-after`, or a job's id."""
+        job_id, _, name = text.partition(":")
+        return cls(job_id, name or None)
+
+
+class Comparisons:
+    """Reads the run folders in `runs`; its methods block. One comparison is made at a time: it reads whole files."""
+
+    def __init__(self, runs: Path) -> None:
+        self._runs = runs
+        self._comparing = threading.Lock()
+
+    def evaluations(self, job_id: str) -> list[dict[str, Any]]:
+        """Name, file and figures of each evaluation of a job; those of the test file first, the oldest first."""
+        run = RunFolder(self._runs / job_id)
+        known = run.evaluations() | {f"validation-{step:06d}": found for step, found in run.validations()}
+        return [
+            {"id": name, "file": file, **_figures(known.get(name))}
+            for file in FILES
+            for name in evaluations_of(run, file)
+        ]
+
+    def compare(self, wanted: Sequence[Wanted]) -> dict[str, Any]:
+        """The comparison as JSON (`comparison_json`), with the question of each row.
+
+        Raises:
+            NoSuchEvaluation: A job has no such evaluation.
+            UserError: The sides have graded different rows.
+            Comparing: Another comparison is being made.
+        """
+        if not self._comparing.acquire(blocking=False):
+            raise Comparing("another comparison is being made")
+        try:
+            comparison = compare_sides(self._sides(wanted), SHOWN_ROWS)
+            found = comparison_json(comparison)
+            for row, compared in zip(found["rows"], comparison.rows, strict=True):
+                row["question"] = compared.question
+        finally:
+            self._comparing.release()
+        public: dict[str, Any] = plain(found)
+        return public
+
+    def _sides(self, wanted: Sequence[Wanted]) -> list[Side]:
+        runs = [RunFolder(self._runs / side.job_id) for side in wanted]
+        file = file_of_all([side.name for side in wanted], runs)
+        return [_side(side, run, file) for side, run in zip(wanted, runs, strict=True)]
+
+
+def _side(wanted: Wanted, run: RunFolder, file: str) -> Side:
+    of_file = evaluations_of(run, file)
+    names = [name for one in FILES for name in evaluations_of(run, one)]
+    name = wanted.name or (of_file[-1] if of_file else None)
+    side = None
+    if name is not None and name in names:
+        side = read_side(f"{wanted.job_id}:{name}", wanted.job_id, run, name)
+    if side is None or not side.rows:
+        what = f"no whole evaluation {name}" if name else f"no evaluation of its {file}"
+        has = f"it has {', '.join(names)}" if names else "it has none yet: they come with validations and a test file"
+        raise NoSuchEvaluation(f"{wanted.job_id} has {what}; {has}")
+    return side
+
+
+def _figures(evaluation: Evaluation | None) -> dict[str, Any]:
+    figures = ("num_rows", "samples", "grade", "reward")
+    values = {name: None if evaluation is None else getattr(evaluation, name) for name in figures}
+    return {name: None if value != value else value for name, value in values.items()}

@@ -1,0 +1,106 @@
+"""What is new of a job since a client last looked: its state, its events and the metrics of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.serve.stores.job_tables import EventRecord, JobRecord
+
+MAX_EVENTS, MAX_STEPS = 100, 1_000
+"""The most events and steps of before that a client is told; it can list the others."""
+PAGE = 20
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """The metrics of one step."""
+
+    step: int
+    values: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What a client has been told: up to which event, and up to which step. As text: `ftevent-1:12`."""
+
+    event: str = ""
+    step: int = 0
+
+    @classmethod
+    def read(cls, text: str) -> Position:
+        """Returns the position of a text, or the beginning if it is none."""
+        event, _, step = text.partition(":")
+        return cls(event, int(step)) if step.isascii() and step.isdecimal() and len(step) < 10 else cls()
+
+    def __str__(self) -> str:
+        return f"{self.event}:{self.step}"
+
+
+Change = JobRecord | EventRecord | StepMetrics
+
+
+class Feed:
+    """The changes of one job for one client. Its calls read the database and the run folder: make them in a thread.
+
+    `runs` holds the run folders by job; None leaves the metrics out.
+    """
+
+    def __init__(self, store: JobStore, runs: Path | None, job_id: str, position: Position) -> None:
+        self._store = store
+        self._run = None if runs is None else RunFolder(runs / job_id)
+        self._job_id = job_id
+        self._job: JobRecord | None = None
+        self._told: dict[int, dict[str, float]] = {}
+        self._first_step = position.step + 1
+        self._read_at = (-1, -1)
+        self.position = position
+
+    def changes(self) -> Iterator[Change]:
+        """Gives what is new since the last call; `position` is behind the last one that was given.
+
+        Raises:
+            UnknownJob: The job does not exist, any more.
+        """
+        job = replace(self._store.get(self._job_id), heartbeat_at=None)
+        if job != self._job:
+            self._job = job
+            yield job
+        for event in reversed(self._events()):
+            self.position = replace(self.position, event=event.id)
+            yield event
+        for step, values in self._metrics():
+            self.position = replace(self.position, step=step)
+            yield StepMetrics(step, values)
+
+    def _events(self) -> list[EventRecord]:
+        """The events after the position, newest first."""
+        found: list[EventRecord] = []
+        more = True
+        while more and len(found) < MAX_EVENTS:
+            page, more = self._store.events(self._job_id, after=found[-1].id if found else None, limit=PAGE)
+            for event in page:
+                if event.id == self.position.event:
+                    return found
+                found.append(event)
+        return found[:MAX_EVENTS]
+
+    def _metrics(self) -> list[tuple[int, dict[str, float]]]:
+        """The metrics after the position, and those of steps that a resumed run did again."""
+        if self._run is None:
+            return []
+        try:
+            found = self._run.metrics_file.stat()
+        except FileNotFoundError:
+            return []
+        if (found.st_size, found.st_mtime_ns) == self._read_at:
+            return []
+        self._read_at = found.st_size, found.st_mtime_ns
+        steps = {int(values["step"]): values for values in self._run.metrics()}
+        new = [(step, values) for step, values in steps.items() if self._told.get(step) != values]
+        self._told = steps
+        first, self._first_step = self._first_step, 0
+        return [(step, values) for step, values in new if step >= first][-MAX_STEPS:]

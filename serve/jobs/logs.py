@@ -1,0 +1,148 @@
+"""What the processes of a job wrote: bounded files in the server's folder, which only admins read, without secrets.
+
+The processes write them themselves, so the end of a process that was killed is there, whatever became of its cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, SecretStr
+
+from agent_rft.actors.endpoints.url import scrub, secrets_of
+from agent_rft.cluster.records.redact import plain
+
+VALIDATION = 0
+"""The attempt of the process that validates a job; drivers are numbered from 1."""
+SHOWN_BYTES = 64 << 10
+"""How much of the end of each output is shown."""
+MAX_BYTES = 1 << 20
+"""A longer output is cut to its last SHOWN_BYTES while its process runs."""
+MAX_DRIVERS = 10
+"""Outputs kept of a job, the last ones: pausing and resuming makes a driver each time."""
+KEEP_S = 30 * 86_400.0
+"""How long outputs are kept after they were last written to."""
+_NAME = re.compile(r"driver-(\d+)|validation")
+_LOOKS_SECRET = re.compile(r"(?:(?<=Bearer )|\b(?:sk-|hf_|whsec_))[\w.~+/=-]{12,}", re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD)", re.IGNORECASE)
+"""Names of environment variables whose values are secrets."""
+_CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The end of what one process wrote; `at` is when it last did, in Unix seconds."""
+
+    attempt: int
+    at: float
+    text: str
+
+    @property
+    def process(self) -> Literal["validation", "driver"]:
+        return "validation" if self.attempt == VALIDATION else "driver"
+
+
+class JobLogs:
+    """The outputs of all jobs of a server's folder. `clock` returns Unix seconds."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self._folder = folder / "logs" / "jobs"
+        self._clock = clock
+
+    def begin(self, job_id: str, attempt: int) -> Path:
+        """The file for a process that is about to start, in a private folder; deletes what is no longer kept."""
+        path = self.file(job_id, attempt)
+        self._folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+        for folder in self._folder.iterdir():
+            if folder.stat().st_mtime < self._clock() - KEEP_S:
+                shutil.rmtree(folder, ignore_errors=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.touch(mode=0o600)
+        os.utime(path.parent)
+        for _, old in [found for found in self._files(job_id) if found[0] != VALIDATION][:-MAX_DRIVERS]:
+            old.unlink(missing_ok=True)
+        return path
+
+    def file(self, job_id: str, attempt: int) -> Path:
+        return self._folder / job_id / ("validation" if attempt == VALIDATION else f"driver-{attempt}")
+
+    def add(self, job_id: str, attempt: int, text: str) -> None:
+        """Add what others say about the process."""
+        with self.begin(job_id, attempt).open("a") as file:
+            file.write(f"{text}\n")
+
+    def bound(self, job_id: str, attempt: int) -> None:
+        """Cut an output that has become long; its process goes on writing to the file's end. Keeps it from expiring."""
+        path = self.file(job_id, attempt)
+        with suppress(OSError):
+            os.utime(path.parent)
+            if path.stat().st_size > MAX_BYTES:
+                end = _end(path)
+                with path.open("ab") as file:
+                    file.truncate(0)
+                    file.write(end)
+
+    def read(self, job_id: str, secrets: tuple[str, ...]) -> list[Output]:
+        """The ends of the outputs of a job, without these secrets and all that looks like one, oldest first."""
+        found = []
+        for attempt, path in self._files(job_id):
+            with suppress(FileNotFoundError):
+                text = _CONTROL.sub("", _end(path).decode(errors="replace"))
+                found.append(Output(attempt, path.stat().st_mtime, without_secrets(text, secrets)))
+        return found
+
+    def _files(self, job_id: str) -> list[tuple[int, Path]]:
+        with suppress(FileNotFoundError):
+            names = [found for name in os.listdir(self._folder / job_id) if (found := _NAME.fullmatch(name))]
+            return sorted((int(name[1] or VALIDATION), self._folder / job_id / name[0]) for name in names)
+        return []
+
+
+def _end(path: Path) -> bytes:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - SHOWN_BYTES))
+        text = file.read()
+    # The first line may begin in the middle of a secret.
+    return text if size <= SHOWN_BYTES else text.partition(b"\n")[2] or b"(one long line)\n"
+
+
+# -- secrets -----------------------------------------------------------------------------------------------------------
+
+
+def without_secrets(text: str, secrets: tuple[str, ...]) -> str:
+    """The text without these secrets, credentials in URLs and what looks like a key."""
+    return _LOOKS_SECRET.sub("[redacted]", scrub(str(plain(text)), secrets))
+
+
+def known_secrets(*settings: BaseModel, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The secrets in a job or the operator's settings, and those of the environment, longest first."""
+    values = [value for name, value in environment.items() if _SECRET_VARIABLE.fullmatch(name)]
+    for part in settings:
+        values += _secrets_in(part)
+    return tuple(secrets_of("", values))
+
+
+def _secrets_in(value: Any) -> Iterator[str]:
+    match value:
+        case SecretStr():
+            yield value.get_secret_value()
+        case BaseModel():
+            for name in type(value).model_fields:
+                yield from _secrets_in(getattr(value, name))
+            for extra in (value.model_extra or {}).values():  # a tool's: they may hold anything
+                yield str(extra)
+        case Mapping():
+            for part in value.values():
+                yield from _secrets_in(part)
+        case list() | tuple():
+            for part in value:
+                yield from _secrets_in(part)

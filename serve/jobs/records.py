@@ -1,0 +1,327 @@
+"""What a server's job left in its run folder, as its owner sees it: without paths, and texts for the operator."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from agent_rft.cluster.records.index_tables import Found, shown
+from agent_rft.cluster.records.redact import hide
+from agent_rft.cluster.records.rollout_index import Order, RolloutFile, RolloutIndex, UnknownRollout, is_busy
+from agent_rft.cluster.records.row_rewards import RowOrder, RowRewards, row_rewards, rows_after
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.records.wanted import Wanted
+from agent_rft.cluster.views.report.page import write_report
+from agent_rft.cluster.views.tokens import TokenRange, token_range, tokenizer_of
+from agent_rft.errors import RftError
+from agent_rft.rows.rollout_files import OtherFile
+from agent_rft.rows.rollout_json import outcome_as_json
+from agent_rft.run_events import RunEvent
+from agent_rft.serve.jobs.sink import public_texts
+from agent_rft.serve.stores.job_states import UnknownCursor
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.serve.stores.job_tables import JobRecord
+from agent_rft.spec.job import FILES
+from agent_rft.types import Discarded, Group, GroupRequest, Rollout
+
+INDEX_S = 10.0
+"""Seconds for which one request may index rollouts that a killed driver left."""
+PAGE_BYTES = 8 << 20
+"""A page ends with the rollout that fills so many bytes."""
+FRESH_S = 20.0
+"""How old a report of a running job may be."""
+SEARCH_S = 5.0
+"""How long one request may search rollouts for a text; the next one goes on."""
+MAX_SEARCHES = 4
+"""Searches for texts at a time: each keeps a thread of the server busy."""
+MAX_KEPT = 64
+"""Jobs whose records are not being read are forgotten beyond so many."""
+
+
+class NotIndexed(RftError):
+    """The rollouts are still being indexed, or the report is being written: the same request succeeds later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A page of rollouts. The next one begins after `last`, which is beyond `found` if a search took too long."""
+
+    found: list[Found]
+    more: bool
+    last: str | None
+
+
+WholeRollout = tuple[Found, dict[str, Any], dict[str, Any]]
+"""Id and file, request, and the rollout, as in its file."""
+
+
+@dataclass
+class _Kept:
+    """What requests for the same job share, also a temporary index; `users` of them are under way."""
+
+    index: RolloutIndex
+    indexing: threading.Lock = field(default_factory=threading.Lock)
+    reporting: threading.Lock = field(default_factory=threading.Lock)
+    users: int = 0
+
+
+class JobRecords:
+    """The records of all jobs of a server; its methods block, but no request waits for the work of another one."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        runs: Path,
+        index_of: Callable[[Path], RolloutIndex] = RolloutIndex,
+        write: Callable[[RunFolder], Path] = write_report,
+        max_kept: int = MAX_KEPT,
+        search_s: float = SEARCH_S,
+    ) -> None:
+        self.store = store
+        self._runs = runs
+        self._index_of = index_of
+        self._write = write
+        self._max_kept = max_kept
+        self._search_s = search_s
+        self._kept: dict[str, _Kept] = {}
+        self._keeping = threading.Lock()
+        self._searching = threading.BoundedSemaphore(MAX_SEARCHES)
+
+    def summaries(self, job: JobRecord, wanted: Wanted, order: Order, limit: int, after: str | None) -> Listing:
+        """A page of rollouts, as they are listed.
+
+        Raises:
+            NotIndexed: Some rollouts have to be indexed first, or were written again in the meantime.
+            UnknownRollout: There is no rollout `after`.
+            UnknownValue: No rollout has a value that is wanted.
+        """
+        with self._indexed(job) as index:
+            return self._listing(index, wanted, order, limit, after)
+
+    def rollouts(
+        self, job: JobRecord, wanted: Wanted, order: Order, limit: int, after: str | None
+    ) -> tuple[list[WholeRollout], Listing]:
+        """The rollouts of a page, which ends early if they are large; raises what `summaries` raises."""
+        with self._indexed(job) as index:
+            listing, num_bytes = self._listing(index, wanted, order, limit, after), 0
+            for count, one in enumerate(listing.found, start=1):
+                num_bytes += one.place.length + one.group.length
+                if num_bytes > PAGE_BYTES and count < len(listing.found):
+                    listing = Listing(listing.found[:count], more=True, last=one.id)
+                    break
+            read = index.read(listing.found)
+            return [(one, _finite(asdict(request)), _finite(_public(end))) for one, request, end in read], listing
+
+    def rollout(self, job: JobRecord, id: str) -> WholeRollout:
+        """One rollout, without the ids and log-probabilities of its tokens.
+
+        Raises:
+            NotIndexed: As above.
+            UnknownRollout: There is no such rollout.
+        """
+        with self._indexed(job) as index:
+            one, request, end = _whole(index, id)
+            public = _public(end)
+            for segment in public.get("segments", ()):
+                segment["num_tokens"] = len(segment.pop("token_ids"))
+                del segment["logprobs"]
+            return one, _finite(asdict(request)), _finite(public)
+
+    def tokens(self, job: JobRecord, id: str, segment: int, start: int, limit: int) -> TokenRange:
+        """Some tokens of a segment of a rollout.
+
+        Raises:
+            NotIndexed, UnknownRollout: As above.
+            UnknownValue: The rollout has no such segment or token.
+        """
+        with self._indexed(job) as index:
+            _, _, end = _whole(index, id)
+        run = RunFolder(self._runs / job.id)
+        folders = [run.job().get("job", {}).get("model", ""), run.checkpoints / "*"]
+        return token_range(end, segment, start, limit, tokenizer_of(map(Path, folders)))
+
+    def row_rewards(
+        self, job: JobRecord, wanted: Wanted, order: RowOrder, limit: int, after: str | None
+    ) -> tuple[list[RowRewards], bool]:
+        """The rewards of rows, row by row, and whether there are more; raises what `summaries` raises."""
+        with self._indexed(job) as index:
+            found = rows_after(row_rewards(index, index.checked(wanted), order), after)
+        return found[:limit], len(found) > limit
+
+    def filters(self, job: JobRecord) -> tuple[list[RolloutFile], list[str], list[str]]:
+        """The rollout files, oldest first, the tools that were called and the errors that occurred.
+
+        Raises:
+            NotIndexed: As above.
+        """
+        with self._indexed(job) as index:
+            return index.files(), shown(sorted(index.known("tools"))), sorted(index.known("errors"))
+
+    def metrics(self, job: JobRecord, limit: int, after: int | None) -> tuple[list[tuple[int, dict[str, float]]], bool]:
+        """The metrics of steps, the newest first, and whether there are more.
+
+        Raises:
+            UnknownCursor: There is no step `after`.
+        """
+        steps = {int(metrics["step"]): metrics for metrics in reversed(RunFolder(self._runs / job.id).metrics())}
+        if after is not None and after not in steps:
+            raise UnknownCursor(f"there are no metrics of step {after}")
+        found = [(step, metrics) for step, metrics in steps.items() if after is None or step < after]
+        return found[:limit], len(found) > limit
+
+    def settings(self, job: JobRecord) -> dict[str, Any]:
+        """The job and its plan as they were resolved when it began; empty before."""
+        found = _OwnersRun(self._runs / job.id, _names(job, self._runs)).job()
+        return {name: found[name] for name in ("job", "plan") if name in found}
+
+    def report(self, job: JobRecord) -> Path | None:
+        """The job's report as its owner may see it, rewritten if the job went on; None: it has not begun.
+
+        Raises:
+            NotIndexed: The first report is being written.
+        """
+        run = _OwnersRun(self._runs / job.id, _names(job, self._runs))
+        with self._of(job.id) as kept, _alone(kept.reporting) as alone:
+            with suppress(FileNotFoundError):
+                written, changed = run.report.stat().st_mtime, (run.path / "events.jsonl").stat().st_mtime
+                if not alone or written > changed or written > time.time() - FRESH_S:
+                    return run.report
+            if not (run.path / "events.jsonl").exists():
+                return None
+            if not alone:
+                raise NotIndexed("the report is being written")
+            return self._write(run)
+
+    @contextmanager
+    def _indexed(self, job: JobRecord) -> Iterator[RolloutIndex]:
+        """The index of a job's rollouts, brought up to the files."""
+        with self._of(job.id) as kept:
+            try:
+                with _alone(kept.indexing) as alone:
+                    if not (kept.index.catch_up(INDEX_S) if alone else kept.index.complete()):
+                        raise NotIndexed("the rollouts are being indexed")
+                yield kept.index
+            except OtherFile as error:
+                raise NotIndexed(error.public) from error
+            except sqlite3.OperationalError as error:
+                if not is_busy(error):
+                    raise
+                raise NotIndexed("the index is being written") from error
+
+    def _listing(self, index: RolloutIndex, wanted: Wanted, order: Order, limit: int, after: str | None) -> Listing:
+        wanted = index.checked(wanted)
+        if wanted.text is not None:
+            return self._searched(index, index.all(wanted, order, after=after), wanted.text, limit)
+        found = index.page(wanted, order, limit + 1, after)
+        return Listing(found[:limit], len(found) > limit, found[:limit][-1].id if found else None)
+
+    def _searched(self, index: RolloutIndex, among: Iterator[Found], text: str, limit: int) -> Listing:
+        """A page of those with a text; it ends early if the search takes long."""
+        if not self._searching.acquire(blocking=False):
+            raise NotIndexed("other searches for texts are under way")
+        try:
+            found: list[Found] = []
+            deadline = time.monotonic() + self._search_s
+            for one, has_text in index.containing(among, text):
+                found += [one] * has_text
+                if len(found) > limit:
+                    return Listing(found[:limit], True, found[:limit][-1].id)
+                if time.monotonic() > deadline:
+                    return Listing(found, True, one.id)
+            return Listing(found, False, found[-1].id if found else None)
+        finally:
+            self._searching.release()
+
+    @contextmanager
+    def _of(self, job_id: str) -> Iterator[_Kept]:
+        """What is kept of a job. Those that were not used for longest are forgotten, but none in use."""
+        with self._keeping:
+            kept = self._kept.pop(job_id, None) or _Kept(self._index_of(self._runs / job_id))
+            self._kept[job_id] = kept
+            kept.users += 1
+            idle = [id for id, one in self._kept.items() if not one.users]
+            for id in idle[: max(0, len(self._kept) - self._max_kept)]:
+                self._kept.pop(id).index.close()
+        try:
+            yield kept
+        finally:
+            with self._keeping:
+                kept.users -= 1
+
+
+@contextmanager
+def _alone(lock: threading.Lock) -> Iterator[bool]:
+    """Whether this request has the lock; nobody waits for it."""
+    alone = lock.acquire(blocking=False)
+    try:
+        yield alone
+    finally:
+        if alone:
+            lock.release()
+
+
+def _whole(index: RolloutIndex, id: str) -> tuple[Found, GroupRequest, Rollout | Discarded]:
+    for whole in index.read([index.at(id)]):
+        return whole
+    raise UnknownRollout(f"the file of the rollout {id!r} was removed")
+
+
+def _public(end: Rollout | Discarded) -> dict[str, Any]:
+    """The rollout's line, without what an endpoint of the server's network may have said."""
+    if isinstance(end, Discarded):
+        return outcome_as_json(replace(end, message="", endpoint=""))
+    return outcome_as_json(replace(end, grade=replace(end.grade, held_out_error="")))
+
+
+def _finite(value: dict[str, Any]) -> dict[str, Any]:
+    """The value as plain JSON: numbers that are not finite become null."""
+    plain: dict[str, Any] = json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
+    return plain
+
+
+def _names(job: JobRecord, runs: Path) -> dict[str, str]:
+    """What the job's owner calls what is a path here."""
+    names = {str(runs / job.id): "the run", str(runs.parent): "the server's folder"}
+    used = RunFolder(runs / job.id).job().get("job", {})
+    files = {used.get(name): getattr(job, name) for name in FILES}
+    model = {used.get("model"): job.model} if str(used.get("model")).startswith("/") else {}
+    return names | {path: name for path, name in (files | model).items() if path and name}
+
+
+class _OwnersRun(RunFolder):
+    """A run folder as the owner of a server's job may see it."""
+
+    def __init__(self, path: Path, names: Mapping[str, str]) -> None:
+        super().__init__(path)
+        self._names = names
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.owner.html"
+
+    def job(self) -> dict[str, Any]:
+        hidden: dict[str, Any] = hide(super().job(), self._names)
+        return hidden
+
+    def events(self) -> list[RunEvent]:
+        return list(self._hidden(super().events()))
+
+    def _hidden(self, events: list[RunEvent]) -> Iterator[RunEvent]:
+        for event in events:
+            message, data = hide([*public_texts(event)], self._names)
+            yield replace(event, message=message, data=data)
+
+    def read_groups(self, name: str) -> list[Group]:
+        return [_without_causes(group) for group in super().read_groups(name)]
+
+
+def _without_causes(group: Group) -> Group:
+    rollouts = tuple(replace(r, grade=replace(r.grade, held_out_error="")) for r in group.rollouts)
+    return replace(group, rollouts=rollouts, discarded=tuple(replace(d, message="") for d in group.discarded))

@@ -1,0 +1,172 @@
+"""The operations of clients on jobs: create, cancel, pause, resume. They only change the store; the manager acts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from agent_rft.cluster.preflight.static import check_gradable
+from agent_rft.errors import CannotOpen, InvalidJob
+from agent_rft.serve.jobs.draft import Draft
+from agent_rft.serve.jobs.logs import JobLogs, Output, known_secrets, without_secrets
+from agent_rft.serve.jobs.request import Files, parse_api_job
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.serve.stores.job_tables import JobRecord, NewJob
+from agent_rft.serve.stores.model_registry import ModelCatalog
+from agent_rft.serve.stores.secrets import SecretBox
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.kept import without_todays_bounds
+from agent_rft.spec.operator.config import Operator
+
+RETRY_WINDOW_S = 600.0
+"""How long a marked retry matches the first request: OpenAI's clients time out after this time, and count retries."""
+UNMARKED_WINDOW_S = 10.0
+"""For clients that do not count retries: an equal request within this time is a retry, later it is another job."""
+
+
+class JobService:
+    """Jobs as clients see them. `wake` notifies the manager in this process, if there is one."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        models: ModelCatalog,
+        files: Files,
+        secrets: SecretBox,
+        operator: Operator,
+        logs: JobLogs,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.store = store
+        self._models = models
+        self._files = files
+        self._secrets = secrets
+        self._operator = operator
+        self._logs = logs
+        self._wake = wake
+
+    def create(
+        self,
+        body: Any,
+        owner: str,
+        *,
+        idempotency_key: str | None = None,
+        retry: int | None = None,
+        look: dict[str, Any] | None = None,
+    ) -> JobRecord:
+        """Create a job, or return the one that this request created before.
+
+        `retry` is the client's number of this attempt, 0 for the first; None if the client does not send it. With
+        `look`, the job is not trained but looked at so (`Look` in cluster/run/readiness.py).
+
+        Raises:
+            InvalidJob: The request has mistakes.
+            IdempotencyConflict: The Idempotency-Key was used with a different request.
+        """
+        found = parse_api_job(body, self._models, self._files, self._operator)
+        request, digest = found.request, found.digest
+        if look is not None:
+            check_gradable(found.spec, "training_file")
+            digest = f"{digest}-{hashlib.blake2b(json.dumps(look).encode(), digest_size=8).hexdigest()}"
+        new = NewJob(
+            owner=owner,
+            model=request.model,
+            base=found.base,
+            training_file=request.training_file,
+            validation_file=request.validation_file,
+            test_file=request.test_file,
+            method=found.method,
+            model_options=found.model_options,
+            integrations=found.integrations,
+            seed=found.spec.seed,
+            suffix=request.suffix,
+            labels=request.metadata,
+            sealed_spec="",
+            digest=digest,
+            look=look,
+        )
+        window_s = UNMARKED_WINDOW_S if retry is None else RETRY_WINDOW_S if retry else 0.0
+
+        def seal(job_id: str) -> str:
+            return self._secrets.sealer("job", job_id).seal(found.secret_spec)
+
+        job, is_new = self.store.create(new, seal=seal, idempotency_key=idempotency_key, retry_window_s=window_s)
+        if is_new:
+            what = "fine-tuning job" if look is None else "look at a job before training"
+            self.store.add_event(job.id, "info", f"Created {what}: {job.id}")
+        self._wake()
+        return job
+
+    def draft(self, body: Any, samples: int | None = None) -> Draft:
+        """What a check needs of a request, if its form is right; with `samples`, of a look before training.
+
+        Raises:
+            InvalidJob: The request has mistakes.
+        """
+        found = parse_api_job(body, self._models, self._files, self._operator)
+        if samples is not None:
+            check_gradable(found.spec, "training_file")
+        return Draft(found.secret_spec, found.request.model, samples)
+
+    def cancel(self, job_id: str) -> JobRecord:
+        """End a job in any state; its driver exits at once.
+
+        Raises:
+            UnknownJob: The job does not exist.
+            IllegalMove: The job has ended.
+        """
+        job = self.store.move(job_id, "cancelled")
+        return self._record(job, "The job was cancelled")
+
+    def pause(self, job_id: str) -> JobRecord:
+        """Make the driver write a checkpoint and release its resources.
+
+        Raises:
+            UnknownJob: The job does not exist.
+            IllegalMove: The job is not running.
+        """
+        job = self.store.move(job_id, "paused", estimated_finish=None)
+        kept = "finishes its step and writes a checkpoint" if job.look is None else "keeps the rows that it has drawn"
+        return self._record(job, f"The job is being paused: it {kept}")
+
+    def resume(self, job_id: str) -> JobRecord:
+        """Queue a paused job again; it continues from its last checkpoint.
+
+        Raises:
+            UnknownJob: The job does not exist.
+            IllegalMove: The job is not paused.
+        """
+        job = self.store.move(job_id, "queued")
+        return self._record(job, "The job was resumed and is queued again")
+
+    def log(self, job_id: str) -> tuple[str, list[Output]]:
+        """What only admins see: the whole message of the job's error, and the ends of its processes' outputs.
+
+        Raises:
+            UnknownJob: The job does not exist.
+        """
+        job = self.store.get(job_id)
+        secrets = known_secrets(self._operator)
+        # What this server cannot open, a driver could not either.
+        with suppress(CannotOpen, InvalidJob):
+            secrets = known_secrets(self._operator, self.opened(job))
+        error = without_secrets(job.error.log or job.error.message, secrets) if job.error else ""
+        return error, self._logs.read(job_id, secrets)
+
+    def opened(self, job: JobRecord) -> JobSpec:
+        """The job with its secrets.
+
+        Raises:
+            CannotOpen: It was sealed with another master secret.
+            InvalidJob: It was made by a version whose jobs cannot be read any more.
+        """
+        sealed = self._secrets.sealer("job", job.id).open(job.sealed_spec)
+        return without_todays_bounds(json.loads(sealed), "the job")[0]
+
+    def _record(self, job: JobRecord, message: str) -> JobRecord:
+        self.store.add_event(job.id, "info", message)
+        self._wake()
+        return job

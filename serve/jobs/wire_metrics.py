@@ -1,0 +1,115 @@
+"""A job's metrics under the names of the wire contract: metrics events, checkpoints, the result file.
+
+All metrics of `agent_rft.metrics` are kept under their own names too, next to the contract's. One that was not
+measured is left out or null, never 0.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_rft.metrics import METRICS
+
+SHOWN = {name: metric.message for name, metric in METRICS.items() if metric.message}
+"""The metrics in a metrics event's message, with their labels there."""
+FIRST_COLUMNS = ("step", *(name for name, metric in METRICS.items() if metric.csv))
+CHECKPOINT_KEYS = ("step", "train_mean_reward", "full_valid_mean_reward", "train_loss", "full_valid_loss")
+TIMES = (
+    ("sampling", "time_wait_s"),
+    ("training", "time_learn_s"),
+    ("eval", "time_eval_s"),
+    ("full_iteration", "time_step_s"),
+)
+
+
+def message_of(metrics: Mapping[str, float]) -> str:
+    """The message of a metrics event, such as `Step 10/20, train mean reward=0.42, ...`."""
+    finite = _finite(metrics)
+    shown = [f"{label}={finite[name]:.4g}" for name, label in SHOWN.items() if name in finite]
+    return ", ".join([f"Step {metrics['step']:.0f}/{metrics['total_steps']:.0f}", *shown])
+
+
+def wire_data(metrics: Mapping[str, float]) -> dict[str, Any]:
+    """The data of a metrics event: all finite metrics, then the fields of the contract."""
+    m = _finite(metrics)
+    rollouts = m.get("rollouts_graded")
+    sampled = m.get("completion_tokens_mean")
+    judges = _family(m, "judge_tokens/", "")
+    return {
+        **m,
+        "step": int(m["step"]),
+        "total_steps": int(m["total_steps"]),
+        "train_loss": m.get("loss"),
+        "train_mean_reward": m.get("train_mean_reward"),
+        "full_valid_mean_reward": m.get("full_valid_mean_reward"),
+        "reasoning_tokens_mean": m.get("reasoning_tokens_mean"),
+        "completion_tokens_mean": sampled,
+        "valid_reasoning_tokens_mean": m.get("valid_reasoning_tokens_mean"),
+        "mean_unresponsive_rewards": m.get("mean_unresponsive_rewards"),
+        "scores": {
+            "train_reward_mean": m.get("train_mean_reward"),
+            "valid_reward_mean": m.get("full_valid_mean_reward"),
+            "graders": [
+                {"name": name, "train_reward_mean": value}
+                for name, value in _family(m, "grader/", "/score_mean").items()
+            ],
+        },
+        "usage": {
+            "samples": {
+                "rollouts": rollouts,
+                "completion_tokens": None if rollouts is None or sampled is None else round(rollouts * sampled),
+            },
+            "graders": [{"model": model, "tokens": tokens} for model, tokens in judges.items()],
+        },
+        "errors": {"graders": m.get("discarded/grader_failed", 0.0)},
+        "timing": {
+            "step": {name: m.get(ours) for name, ours in TIMES},
+            "graders": [{"name": "grader", "mean_s": m["grade_latency_s_mean"]}] if "grade_latency_s_mean" in m else [],
+        },
+        "model_graders_token_usage": judges,
+        "tools": _tools(m),
+    }
+
+
+def checkpoint_metrics(data: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a checkpoint, taken from the `wire_data` of its step."""
+    return {key: float(data[key]) for key in CHECKPOINT_KEYS if data.get(key) is not None}
+
+
+def result_csv(steps: Sequence[Mapping[str, float]]) -> bytes:
+    """The CSV file `result_files[0]`: one line per step; a metric that a step did not measure is an empty cell."""
+    supervised = bool(steps) and "train_mean_reward" not in steps[-1]
+    first = ("step", "train_loss", "full_valid_loss") if supervised else FIRST_COLUMNS
+    rows = [{("train_loss" if k == "loss" and supervised else k): v for k, v in _finite(s).items()} for s in steps]
+    rest = sorted({name for row in rows for name in row} - set(first))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, [*first, *rest], restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow(row | {"step": int(row["step"])})
+    return out.getvalue().encode()
+
+
+def _tools(m: Mapping[str, float]) -> dict[str, dict[str, float | None]]:
+    return {
+        name: {
+            "calls_per_rollout_mean": calls,
+            "tokens_per_call_mean": m.get(f"tool/{name}/output_tokens_mean"),
+            "latency_s_mean": m.get(f"tool/{name}/latency_s_mean"),
+            "errors": m.get(f"tool/{name}/errors"),
+        }
+        for name, calls in _family(m, "tool/", "/calls_mean").items()
+    }
+
+
+def _family(m: Mapping[str, float], prefix: str, suffix: str) -> dict[str, float]:
+    names = [name for name in m if name.startswith(prefix) and name.endswith(suffix)]
+    return {name[len(prefix) : len(name) - len(suffix)]: m[name] for name in names}
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}

@@ -1,0 +1,278 @@
+"""Files of the server: what clients uploaded and what jobs produced.
+
+A file exists completely or not at all: it is written to a temporary path, moved to its final path, and added to the
+database last. Files are visible to every API key, since a server belongs to one organisation. A file is stored under
+its id; the client's file name is for display only and never used as a path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from sqlalchemy import BigInteger, Select, String, select
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from agent_rft.cluster.records.blobs import Blobs
+from agent_rft.errors import RftError, UserError
+from agent_rft.serve.stores.database import Base, Database, record_of
+
+MAX_NAME_CHARS = 255
+ABANDONED_S = 24 * 3600.0
+"""Temporary files older than this belong to uploads whose server died."""
+
+
+class UnknownFile(UserError):
+    """No file has this id, or it has expired or been deleted."""
+
+
+class FileTooLarge(UserError):
+    """The upload exceeds the maximum file size."""
+
+
+class NoSpace(RftError):
+    """The disk is full."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """A stored file. Times are whole Unix seconds; `owner` is the id of the key that made it, None if unknown."""
+
+    id: str
+    filename: str
+    purpose: str
+    num_bytes: int
+    created_at: int
+    expires_at: int | None = None
+    owner: str | None = None
+
+
+class FileRow(Base):
+    __tablename__ = "files"
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(unique=True)
+    filename: Mapped[str]
+    purpose: Mapped[str] = mapped_column(index=True)
+    num_bytes: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[int] = mapped_column(BigInteger)
+    expires_at: Mapped[int | None] = mapped_column(BigInteger, index=True)
+    owner: Mapped[str | None] = mapped_column(String(64))
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A file being written. It is discarded unless `FileStore.keep` is called."""
+
+    id: str
+    path: Path
+    file: BinaryIO
+    max_bytes: int
+    num_bytes: int = 0
+
+    async def write(self, data: bytes) -> None:
+        """Append `data`.
+
+        Raises:
+            FileTooLarge: The file would exceed `max_bytes`.
+            NoSpace: The disk is full.
+        """
+        self.num_bytes += len(data)
+        if self.num_bytes > self.max_bytes:
+            raise FileTooLarge(f"the file is over {self.max_bytes:,} bytes")
+        try:
+            await asyncio.to_thread(self.file.write, data)
+        except OSError as error:
+            raise _disk_error(error) from None
+
+
+class FileStore:
+    """Stores files: `folder` holds uploads in progress, `blobs` finished files. `clock` returns Unix seconds."""
+
+    def __init__(
+        self,
+        database: Database,
+        blobs: Blobs,
+        folder: Path,
+        max_bytes: int = 512 * 2**20,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._incoming = folder / "incoming"
+        self._incoming.mkdir(parents=True, exist_ok=True)
+        self.max_bytes = max_bytes
+        self._clock = clock
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def receive(self) -> AsyncIterator[Incoming]:
+        """A new file to write to, deleted at the end of the block unless `keep` was called."""
+        id = f"file-{secrets.token_urlsafe(18)}"
+        path = self._incoming / id
+        with path.open("xb") as file:
+            try:
+                yield Incoming(id, path, file, self.max_bytes)
+            finally:
+                path.unlink(missing_ok=True)
+
+    async def keep(
+        self,
+        incoming: Incoming,
+        filename: str,
+        purpose: str,
+        expires_after_s: int | None = None,
+        owner: str | None = None,
+    ) -> FileRecord:
+        """Store what was written to `incoming` as a file.
+
+        Raises:
+            NoSpace: The disk is full.
+        """
+        now = int(self._clock())
+        record = FileRecord(
+            id=incoming.id,
+            filename=plain_name(filename),
+            purpose=purpose,
+            num_bytes=incoming.num_bytes,
+            created_at=now,
+            expires_at=None if expires_after_s is None else now + expires_after_s,
+            owner=owner,
+        )
+        await asyncio.to_thread(self._keep, incoming, record)
+        return record
+
+    def _keep(self, incoming: Incoming, record: FileRecord) -> None:
+        try:
+            incoming.file.flush()
+            os.fsync(incoming.file.fileno())
+            self._blobs.put(incoming.path, record.id)
+        except OSError as error:
+            raise _disk_error(error) from None
+        try:
+            with self._database.session() as session:
+                session.add(FileRow(**asdict(record)))
+        except BaseException:
+            self._blobs.delete(record.id)
+            raise
+
+    async def create(
+        self,
+        stream: AsyncIterator[bytes],
+        filename: str,
+        purpose: str,
+        expires_after_s: int | None = None,
+        owner: str | None = None,
+    ) -> FileRecord:
+        """Store everything that `stream` yields as one file.
+
+        Raises:
+            FileTooLarge: The stream exceeds `max_bytes`.
+            NoSpace: The disk is full.
+        """
+        async with self.receive() as incoming:
+            async for data in stream:
+                await incoming.write(data)
+            return await self.keep(incoming, filename, purpose, expires_after_s, owner)
+
+    def check(self) -> None:
+        """Check that files can be stored. Raises whatever the file system raises if they cannot."""
+        self._blobs.check()
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def get(self, id: str) -> FileRecord:
+        """The record of a file.
+
+        Raises:
+            UnknownFile: There is no file `id`.
+        """
+        with self._database.session() as session:
+            return record_of(FileRecord, self._row(session, id))
+
+    def path(self, id: str) -> Path:
+        """The path of the file on this machine.
+
+        Raises:
+            UnknownFile: There is no file `id`.
+        """
+        self.get(id)
+        try:
+            return self._blobs.path(id)
+        except FileNotFoundError:
+            raise UnknownFile(f"No such File object: {id}") from None
+
+    def list(
+        self, *, after: str | None = None, limit: int = 10_000, newest_first: bool = True, purpose: str | None = None
+    ) -> tuple[list[FileRecord], bool]:
+        """A page of files, and whether more follow it.
+
+        Raises:
+            UnknownFile: There is no file `after`.
+        """
+        number = FileRow.number
+        wanted = self._unexpired().order_by(number.desc() if newest_first else number)
+        if purpose is not None:
+            wanted = wanted.where(FileRow.purpose == purpose)
+        with self._database.session() as session:
+            if after is not None:
+                last = self._row(session, after).number
+                wanted = wanted.where(number < last if newest_first else number > last)
+            rows = session.scalars(wanted.limit(limit + 1)).all()
+            return [record_of(FileRecord, row) for row in rows[:limit]], len(rows) > limit
+
+    # -- deleting ------------------------------------------------------------------------------------------------------
+
+    def delete(self, id: str) -> None:
+        """Delete a file.
+
+        Raises:
+            UnknownFile: There is no file `id`.
+        """
+        with self._database.session() as session:
+            session.delete(self._row(session, id))
+        self._blobs.delete(id)
+
+    def sweep(self) -> None:
+        """Delete expired files, and what uploads left behind when their server died."""
+        now = self._clock()
+        with self._database.session() as session:
+            expired = session.scalars(select(FileRow).where(FileRow.expires_at <= now)).all()
+            for row in expired:
+                session.delete(row)
+        for row in expired:
+            self._blobs.delete(row.id)
+        for path in self._incoming.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < now - ABANDONED_S:
+                    path.unlink()
+
+    def _unexpired(self) -> Select[FileRow]:
+        return select(FileRow).where(FileRow.expires_at.is_(None) | (FileRow.expires_at > self._clock()))
+
+    def _row(self, session: Session, id: str) -> FileRow:
+        row: FileRow | None = session.scalar(self._unexpired().where(FileRow.id == id))
+        if row is None:
+            raise UnknownFile(f"No such File object: {id[:100]}")
+        return row
+
+
+def plain_name(filename: str) -> str:
+    """The last component of a client's file name, without unprintable characters; "file" if nothing remains."""
+    last = filename.replace("\\", "/").rpartition("/")[2]
+    kept = "".join(char for char in last if char.isprintable())[-MAX_NAME_CHARS:]
+    return kept if kept.strip(". ") else "file"
+
+
+def _disk_error(error: OSError) -> Exception:
+    return NoSpace("the server's disk is full") if error.errno in (errno.ENOSPC, errno.EDQUOT) else error

@@ -1,0 +1,61 @@
+"""The states of a job and the moves between them: `MOVES` is the only place that allows a change of state.
+
+    validating_files ---> queued ---> running ---> succeeded
+                            ^            |
+                     resume |            | pause
+                            +-- paused <-+
+
+    validating_files, queued, running          ---> failed
+    validating_files, queued, running, paused  ---> cancelled
+
+succeeded, failed and cancelled are terminal. A running job that loses its driver stays running while its manager starts
+another one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from agent_rft.errors import RftError
+
+JobStatus = Literal["validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"]
+STATUSES: tuple[JobStatus, ...] = get_args(JobStatus)
+
+MOVES: dict[JobStatus, tuple[JobStatus, ...]] = {
+    "validating_files": ("queued", "failed", "cancelled"),
+    "queued": ("running", "failed", "cancelled"),
+    "running": ("succeeded", "failed", "cancelled", "paused"),
+    "paused": ("queued", "cancelled"),
+    "succeeded": (),
+    "failed": (),
+    "cancelled": (),
+}
+TERMINAL: tuple[JobStatus, ...] = tuple(status for status, moves in MOVES.items() if not moves)
+
+
+class UnknownJob(RftError):
+    """The job does not exist, or it belongs to another API key."""
+
+
+class UnknownCursor(RftError):
+    """The cursor `after` is not an item of the list."""
+
+
+class IllegalMove(RftError):
+    """The job cannot change from its present state to the requested one."""
+
+
+class IdempotencyConflict(RftError):
+    """The Idempotency-Key was already used with a different request."""
+
+
+def check_move(job_id: str, status: JobStatus, to: JobStatus) -> None:
+    """Check that a job in state `status` may change to `to`.
+
+    Raises:
+        IllegalMove: `MOVES` does not allow it.
+    """
+    if to in MOVES[status]:
+        return
+    allowed = f"it can become {' or '.join(MOVES[status])}" if MOVES[status] else f"{status} is a final state"
+    raise IllegalMove(f"the job {job_id} is {status} and cannot become {to}; {allowed}")

@@ -1,0 +1,418 @@
+"""Jobs, their events and checkpoints. The store is authoritative for a job's state, whatever Ray reports.
+
+Each change is one conditional statement, or starts by taking the lock that such a statement takes, so two servers on
+one database never both make it. Calls block for milliseconds; a server makes them in threads.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Select, delete, false, func, or_, select, text, update
+from sqlalchemy.engine import CursorResult
+from sqlalchemy.orm import Session, aliased
+
+from agent_rft.events import Level
+from agent_rft.serve.stores.database import Database, record_of
+from agent_rft.serve.stores.job_progress import Progress, progress_of
+from agent_rft.serve.stores.job_states import (
+    STATUSES,
+    TERMINAL,
+    IdempotencyConflict,
+    IllegalMove,
+    JobStatus,
+    UnknownCursor,
+    UnknownJob,
+    check_move,
+)
+from agent_rft.serve.stores.job_tables import (
+    CheckpointRecord,
+    CheckpointRow,
+    EventRecord,
+    EventRow,
+    EventType,
+    JobError,
+    JobRecord,
+    JobRow,
+    NewJob,
+)
+
+T = TypeVar("T")
+
+JOB, READINESS = "ftjob", "ftready"
+"""How ids begin: of jobs that train, and of those that are only looked at."""
+CREATE_LOCK = 0x6A6F6273
+"""The PostgreSQL advisory lock held while a job is created, because creation reads before it writes."""
+
+
+class JobStore:
+    """The jobs of a database. `clock` returns Unix seconds."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._clock = clock
+
+    # -- creation ------------------------------------------------------------------------------------------------------
+
+    def create(
+        self,
+        new: NewJob,
+        *,
+        seal: Callable[[str], str] | None = None,
+        idempotency_key: str | None = None,
+        retry_window_s: float = 0.0,
+    ) -> tuple[JobRecord, bool]:
+        """The job of a request, and whether it was created now.
+
+        An existing job is returned if its Idempotency-Key was used before or, without a key, if the same owner sent
+        an equal request within the last `retry_window_s`.
+
+        `seal` returns the `sealed_spec` of the job with this id. It is called while `exclusive_creation` holds, so that
+        no job is sealed with a secret that is just being replaced.
+
+        Raises:
+            IdempotencyConflict: The key was used with a different request.
+        """
+        now = self._clock()
+        with self._database.session() as session:
+            exclusive_creation(session)
+            existing = self._existing(session, new, idempotency_key, now - retry_window_s if retry_window_s else None)
+            if existing is not None:
+                return existing, False
+            id = _new_id(JOB if new.look is None else READINESS)
+            values = asdict(new) | ({} if seal is None else {"sealed_spec": seal(id)})
+            row = JobRow(
+                **values,
+                id=id,
+                idempotency_key=idempotency_key,
+                status="validating_files",
+                created_at=now,
+                moved_at=now,
+                result_files=[],
+                attempt=0,
+                failures=0,
+            )
+            session.add(row)
+            session.flush()
+            return _job(row), True
+
+    def _existing(self, session: Session, new: NewJob, key: str | None, since: float | None) -> JobRecord | None:
+        mine = select(JobRow).where(JobRow.owner == new.owner)
+        if key is not None:
+            row = session.scalar(mine.where(JobRow.idempotency_key == key))
+            if row is not None and row.digest != new.digest:
+                raise IdempotencyConflict("this Idempotency-Key was already used with a different request")
+            return None if row is None else _job(row)
+        if since is None:
+            return None
+        equal = mine.where(JobRow.digest == new.digest, JobRow.created_at >= since)
+        row = session.scalar(equal.order_by(JobRow.number.desc()).limit(1))
+        return None if row is None else _job(row)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def get(self, job_id: str, owner: str | None = None) -> JobRecord:
+        """The record of a job.
+
+        Raises:
+            UnknownJob: The job does not exist, or belongs to another owner.
+        """
+        with self._database.session() as session:
+            return _job(_row(session, job_id, owner))
+
+    def jobs(
+        self,
+        owner: str | None,
+        *,
+        after: str | None = None,
+        limit: int = 20,
+        labels: Mapping[str, str] | None = None,
+        looks: bool = False,
+    ) -> tuple[list[JobRecord], bool]:
+        """A page of jobs that train, newest first, and whether more follow. With `owner` None, jobs of all owners.
+
+        With `looks`, of those that are looks at jobs before training instead.
+
+        Raises:
+            UnknownCursor: `after` is not a job of this owner.
+        """
+        mine: list[ColumnElement[bool]] = [JobRow.look.is_not(None) if looks else JobRow.look.is_(None)]
+        mine += [] if owner is None else [JobRow.owner == owner]
+        having = [JobRow.labels[key].as_string() == value for key, value in (labels or {}).items()]
+        with self._database.session() as session:
+            rows, more = _page(session, _columns(JobRecord, JobRow).where(*having), JobRow, after, limit, mine)
+            return [_job(row) for row in rows], more
+
+    def progress(self, job: JobRecord) -> Progress | None:
+        """How far the job is; None before it has measured anything."""
+        with self._database.session() as session:
+            return progress_of(session, job.id, validates=job.validation_file is not None)
+
+    def with_status(self, *statuses: JobStatus) -> list[JobRecord]:
+        """The jobs in one of these states, oldest first."""
+        return self._found(JobRow.status.in_(statuses))
+
+    def live(self) -> dict[str, float]:
+        """The number of jobs in each state and the age of the queue, as metrics for a Recorder."""
+        with self._database.session() as session:
+            found = session.execute(select(JobRow.status, func.count()).group_by(JobRow.status))
+            counts = {f"api_jobs/{s}": float(n) for s, n in found}
+            oldest = session.scalar(select(func.min(JobRow.moved_at)).where(JobRow.status == "queued"))
+        age_s = 0.0 if oldest is None else max(0.0, self._clock() - oldest)
+        return {f"api_jobs/{status}": 0.0 for status in STATUSES} | counts | {"api_queue_age_s": age_s}
+
+    def with_driver(self) -> list[JobRecord]:
+        """The jobs that are no longer running but whose driver may still exist, oldest first."""
+        return self._found(JobRow.handle.is_not(None), JobRow.status != "running")
+
+    def _found(self, *conditions: ColumnElement[bool]) -> list[JobRecord]:
+        with self._database.session() as session:
+            return [_job(row) for row in session.scalars(select(JobRow).where(*conditions).order_by(JobRow.number))]
+
+    # -- moves ---------------------------------------------------------------------------------------------------------
+
+    def move(self, job_id: str, to: JobStatus, *, attempt: int | None = None, **changes: Any) -> JobRecord:
+        """Change a job's state and the columns in `changes`. With `attempt`, only if that is still the job's driver.
+
+        Raises:
+            UnknownJob: The job does not exist.
+            IllegalMove: `MOVES` does not allow it, or the driver `attempt` was replaced.
+        """
+        now = self._clock()
+        values: dict[str, Any] = {"status": to, "moved_at": now} | changes
+        if to in TERMINAL:
+            values |= {"finished_at": now, "estimated_finish": None}
+        if to == "queued":
+            values |= {"queued_at": now, "failures": 0}
+        if isinstance(values.get("error"), JobError):
+            values["error"] = asdict(values["error"])
+        while True:
+            with self._database.session() as session:
+                row = _row(session, job_id)
+                seen: JobStatus = row.status  # type: ignore[assignment]
+                check_move(job_id, seen, to)
+                if attempt is not None and row.attempt != attempt:
+                    raise IllegalMove(f"driver {attempt} of the job {job_id} was replaced by driver {row.attempt}")
+                same = JobRow.id == job_id, JobRow.status == seen, JobRow.attempt == row.attempt
+                if _changed(session, update(JobRow).where(*same).values(**values)):
+                    session.refresh(row)
+                    return _job(row)
+
+    def claim_next(self, manager: str, limit: int, lease_s: float) -> JobRecord | None:
+        """Move the job that has been queued longest to `running`, leased to `manager`.
+
+        Returns None if no job is queued, or if `limit` jobs already run or have a driver that may still exist.
+        """
+        now, other = self._clock(), aliased(JobRow)
+        busy = select(func.count()).where(or_(other.status == "running", other.handle.is_not(None))).scalar_subquery()
+        waiting = aliased(JobRow)
+        first = (
+            select(waiting.id)
+            .where(waiting.status == "queued", waiting.handle.is_(None))
+            .order_by(waiting.queued_at, waiting.number)
+            .limit(1)
+            .scalar_subquery()
+        )
+        # One statement conditional on `status`: of two servers that see the same queue, the second changes nothing.
+        claimed = (
+            update(JobRow)
+            .where(JobRow.id == first, JobRow.status == "queued", busy < limit)
+            .values(status="running", moved_at=now, manager=manager, lease_until=now + lease_s, heartbeat_at=None)
+            .returning(JobRow.id)
+            .execution_options(synchronize_session=False)
+        )
+        with self._database.session() as session:
+            job_id = session.execute(claimed).scalar_one_or_none()
+            return None if job_id is None else _job(_row(session, job_id))
+
+    def lease(self, job_id: str, manager: str, lease_s: float) -> bool:
+        """Take or renew the lease on a job. False if another manager holds it."""
+        now = self._clock()
+        free = or_(JobRow.manager == manager, JobRow.lease_until.is_(None), JobRow.lease_until < now)
+        return self._update(JobRow.id == job_id, free, manager=manager, lease_until=now + lease_s)
+
+    # -- drivers -------------------------------------------------------------------------------------------------------
+
+    def next_attempt(self, job_id: str, attempt: int, handle: str, *, failures: int) -> bool:
+        """Record that driver `attempt` + 1 is about to start under `handle`.
+
+        False if the job is no longer running, or if another driver was started in the meantime.
+        """
+        same = JobRow.id == job_id, JobRow.status == "running", JobRow.attempt == attempt
+        fresh = {"heartbeat_at": self._clock(), "last_words": None}
+        return self._update(*same, attempt=attempt + 1, handle=handle, failures=failures, **fresh)
+
+    def driver_gone(self, job_id: str, handle: str) -> bool:
+        return self._update(JobRow.id == job_id, JobRow.handle == handle, JobRow.status != "running", handle=None)
+
+    def heartbeat(self, job_id: str, attempt: int) -> JobStatus | None:
+        """Record a heartbeat of driver `attempt` and return the job's state; None if the driver was replaced.
+
+        The state tells the driver what to do. A driver that was replaced must exit at once.
+        """
+        with self._database.session() as session:
+            same = JobRow.id == job_id, JobRow.attempt == attempt
+            beat = update(JobRow).where(*same).values(heartbeat_at=self._clock()).returning(JobRow.status)
+            status: Any = session.execute(beat).scalar_one_or_none()
+            return status  # type: ignore[no-any-return]
+
+    def note(self, job_id: str, attempt: int, **changes: Any) -> bool:
+        """Set columns on behalf of driver `attempt`: trained_tokens, estimated_finish, failures, last_words.
+
+        False if the driver was replaced.
+        """
+        return self._update(JobRow.id == job_id, JobRow.attempt == attempt, **changes)
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def add_event(
+        self,
+        job_id: str,
+        level: Level,
+        message: str,
+        *,
+        type: EventType = "message",
+        data: Mapping[str, Any] | None = None,
+    ) -> EventRecord:
+        """Add an event to a job. `message` and `data` are public and must not contain secrets."""
+        with self._database.session() as session:
+            row = EventRow(
+                id=_new_id("ftevent"),
+                job_id=job_id,
+                created_at=self._clock(),
+                level=level,
+                type=type,
+                message=message.replace("\x00", "�"),
+                data=None if data is None else dict(data),
+            )
+            session.add(row)
+            session.flush()
+            return record_of(EventRecord, row)
+
+    def events(self, job_id: str, *, after: str | None = None, limit: int = 20) -> tuple[list[EventRecord], bool]:
+        """A page of the job's events, newest first, and whether more follow.
+
+        Raises:
+            UnknownJob: The job does not exist.
+            UnknownCursor: `after` is not an event of the job.
+        """
+        return self._of_job(EventRecord, EventRow, job_id, after, limit)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def add_checkpoint(self, job_id: str, step: int, model: str, metrics: Mapping[str, Any]) -> CheckpointRecord:
+        """Record a checkpoint; replaces an earlier one of the same step, which a resumed run repeats."""
+        with self._database.session() as session:
+            same = CheckpointRow.job_id == job_id, CheckpointRow.step == step
+            session.execute(delete(CheckpointRow).where(*same))
+            row = CheckpointRow(
+                id=_new_id("ftckpt"),
+                job_id=job_id,
+                created_at=self._clock(),
+                step=step,
+                model=model,
+                metrics=dict(metrics),
+            )
+            session.add(row)
+            session.flush()
+            return record_of(CheckpointRecord, row)
+
+    def drop_checkpoint(self, job_id: str, step: int) -> None:
+        with self._database.session() as session:
+            session.execute(delete(CheckpointRow).where(CheckpointRow.job_id == job_id, CheckpointRow.step == step))
+
+    def checkpoints(
+        self, job_id: str, *, after: str | None = None, limit: int = 10
+    ) -> tuple[list[CheckpointRecord], bool]:
+        """A page of the job's checkpoints, newest first, and whether more follow.
+
+        Raises:
+            UnknownJob: The job does not exist.
+            UnknownCursor: `after` is not a checkpoint of the job.
+        """
+        return self._of_job(CheckpointRecord, CheckpointRow, job_id, after, limit)
+
+    def _of_job(self, kind: type[T], table: Any, job_id: str, after: str | None, limit: int) -> tuple[list[T], bool]:
+        """A page of a job's rows. Whether the job exists is checked only if the page is empty or the cursor unknown."""
+        with self._database.session() as session:
+            try:
+                rows, more = _page(session, _columns(kind, table), table, after, limit, [table.job_id == job_id])
+            except UnknownCursor:
+                _row(session, job_id)
+                raise
+            if not rows:
+                _row(session, job_id)
+            return [kind(*row) for row in rows], more
+
+    def _update(self, *conditions: ColumnElement[bool], **values: Any) -> bool:
+        with self._database.session() as session:
+            return _changed(session, update(JobRow).where(*conditions).values(**values))
+
+
+def is_readiness(job_id: str) -> bool:
+    """Whether this is the id of a look at a job, which no list of jobs has."""
+    return job_id.startswith(f"{READINESS}-")
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def exclusive_creation(session: Session) -> None:
+    """Exclude all creators of jobs until the transaction ends; any write takes SQLite's lock, even one of no rows."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": CREATE_LOCK})
+    else:
+        session.execute(update(JobRow).where(false()).values(attempt=0))
+
+
+def _new_id(kind: str) -> str:
+    return f"{kind}-{secrets.token_hex(12)}"
+
+
+def _changed(session: Session, statement: Any) -> bool:
+    result = session.execute(statement.execution_options(synchronize_session=False))
+    assert isinstance(result, CursorResult)
+    return bool(result.rowcount)
+
+
+def _row(session: Session, job_id: str, owner: str | None = None) -> JobRow:
+    row = session.scalar(select(JobRow).where(JobRow.id == job_id))
+    if row is None or owner not in (None, row.owner):
+        raise UnknownJob(f"no fine-tuning job has the id {job_id}")
+    return row
+
+
+def _columns(kind: type[Any], table: Any) -> Select[Any]:
+    """Select the columns of the record `kind`, in its order: half the cost of ORM objects, for frequent listings."""
+    return select(*(getattr(table, field.name) for field in fields(kind)))
+
+
+def _page(
+    session: Session,
+    statement: Select[Any],
+    table: Any,
+    after: str | None,
+    limit: int,
+    mine: list[ColumnElement[bool]],
+) -> tuple[list[Any], bool]:
+    statement = statement.where(*mine)
+    if after is not None:
+        number = session.scalar(select(table.number).where(table.id == after, *mine))
+        if number is None:
+            raise UnknownCursor(f"after: {after} is not in this list")
+        statement = statement.where(table.number < number)
+    rows = list(session.execute(statement.order_by(table.number.desc()).limit(limit + 1)))
+    return rows[:limit], len(rows) > limit
+
+
+def _job(row: Any) -> JobRecord:
+    """The record of a JobRow, or of a row of its columns."""
+    values: dict[str, Any] = {field.name: getattr(row, field.name) for field in fields(JobRecord)}
+    values["error"] = None if row.error is None else JobError(**row.error)
+    values["result_files"] = tuple(row.result_files)
+    values["estimated_finish"] = row.estimated_finish if row.status == "running" else None
+    return JobRecord(**values)

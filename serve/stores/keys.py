@@ -1,0 +1,157 @@
+"""API keys: `sk-rft-<id>-<secret>`. Only a hash of each key is stored, so a stolen database grants no access.
+
+The secret has 256 random bits, so a plain SHA-256 cannot be brute-forced; slow hashes are for passwords that people
+choose. Keys are looked up by their id, which is not secret, and hashes are compared in constant time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from sqlalchemy import BigInteger, select
+from sqlalchemy.orm import Mapped, mapped_column
+
+from agent_rft.errors import UserError
+from agent_rft.serve.stores.database import Base, Database
+
+Scope = Literal["read", "write", "admin"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+"""Each scope includes those before it."""
+PREFIX = "sk-rft-"
+MAX_NAME_CHARS = 100
+_TOKEN = re.compile(rf"{PREFIX}([0-9a-f]{{16}})-([\w-]{{43}})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key without its secret. Times are Unix seconds.
+
+    With `requests_per_minute` None, the server's default rate limit applies; with `expires_at` None it never expires.
+    """
+
+    id: str
+    name: str
+    scopes: tuple[Scope, ...]
+    created_at: int
+    revoked_at: int | None = None
+    requests_per_minute: int | None = None
+    expires_at: int | None = None
+
+    def has_expired(self, now: float) -> bool:
+        return self.expires_at is not None and self.expires_at <= now
+
+    def may(self, scope: Scope) -> bool:
+        """Whether the key grants `scope`."""
+        return any(SCOPES.index(own) >= SCOPES.index(scope) for own in self.scopes)
+
+
+class KeyRow(Base):
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    scopes: Mapped[str]
+    hash: Mapped[str]
+    created_at: Mapped[int] = mapped_column(BigInteger)
+    revoked_at: Mapped[int | None] = mapped_column(BigInteger)
+    requests_per_minute: Mapped[int | None]
+    expires_at: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class KeyStore:
+    """The keys of a server. `clock` returns Unix seconds."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._clock = clock
+
+    def create(
+        self,
+        name: str,
+        scopes: Sequence[Scope],
+        requests_per_minute: int | None = None,
+        expires_after_s: int | None = None,
+    ) -> tuple[ApiKey, str]:
+        """Create a key; returns it and its token, which cannot be retrieved later.
+
+        Raises:
+            UserError: There is no scope or an unknown one; the name is empty, too long or not printable; or the rate
+                limit is below 1.
+        """
+        unknown = [scope for scope in scopes if scope not in SCOPES]
+        if unknown or not scopes:
+            raise UserError(f"scopes: a key needs at least one of {', '.join(SCOPES)}, and no others")
+        if not name.isprintable() or not 1 <= len(name) <= MAX_NAME_CHARS:
+            raise UserError(f"name: must be 1 to {MAX_NAME_CHARS} printable characters")
+        if requests_per_minute is not None and requests_per_minute < 1:
+            raise UserError("requests_per_minute must be at least 1")
+        id = secrets.token_hex(8)
+        token = f"{PREFIX}{id}-{secrets.token_urlsafe(32)}"
+        now = int(self._clock())
+        row = KeyRow(
+            id=id,
+            name=name,
+            scopes=",".join(dict.fromkeys(scopes)),
+            hash=token_hash(token),
+            created_at=now,
+            requests_per_minute=requests_per_minute,
+            expires_at=None if expires_after_s is None else now + expires_after_s,
+        )
+        with self._database.session() as session:
+            session.add(row)
+            session.flush()
+            return _key(row), token
+
+    def find(self, token: str) -> ApiKey | None:
+        """The key that `token` belongs to; None if there is none, it was revoked, or it has expired."""
+        match = _TOKEN.fullmatch(token)
+        if match is None:
+            return None
+        with self._database.session() as session:
+            row = session.get(KeyRow, match[1])
+            # Compare for an unknown id too, so that it takes as long as for a known one.
+            same = hmac.compare_digest(token_hash(token), row.hash if row is not None else token_hash(""))
+            key = _key(row) if row is not None and same and row.revoked_at is None else None
+            return None if key is None or key.has_expired(self._clock()) else key
+
+    def valid(self, id: str) -> ApiKey | None:
+        """The key with this id; None if there is none, it was revoked, or it has expired."""
+        with self._database.session() as session:
+            row = session.get(KeyRow, id)
+            key = None if row is None or row.revoked_at is not None else _key(row)
+        return None if key is None or key.has_expired(self._clock()) else key
+
+    def list(self) -> list[ApiKey]:
+        """All keys, including revoked and expired ones, oldest first."""
+        with self._database.session() as session:
+            return [_key(row) for row in session.scalars(select(KeyRow).order_by(KeyRow.created_at, KeyRow.id))]
+
+    def revoke(self, id: str) -> ApiKey:
+        """Revoke a key. Idempotent.
+
+        Raises:
+            UserError: There is no such key.
+        """
+        with self._database.session() as session:
+            row = session.get(KeyRow, id)
+            if row is None:
+                raise UserError(f"there is no key {id!r}; run `agent-rft keys list` to see all keys")
+            row.revoked_at = row.revoked_at or int(self._clock())
+            return _key(row)
+
+
+def token_hash(token: str) -> str:
+    """Return what is stored of a secret token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _key(row: KeyRow) -> ApiKey:
+    scopes = cast("tuple[Scope, ...]", tuple(row.scopes.split(",")))
+    return ApiKey(row.id, row.name, scopes, row.created_at, row.revoked_at, row.requests_per_minute, row.expires_at)

@@ -1,0 +1,174 @@
+"""The registry of model ids and of each model's serving settings, which are those of its training.
+
+Base models are aliases that the operator configures and cannot be deleted; tuned models and checkpoints are rows of a
+table. An id is only ever looked up, never used as a path, so clients cannot reach folders that were not registered.
+Calls block for milliseconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from os.path import expanduser
+from pathlib import Path
+from typing import Any, Protocol
+
+from sqlalchemy import JSON, String, select
+from sqlalchemy.orm import Mapped, mapped_column
+
+from agent_rft.chat.serving import ServeSettings
+from agent_rft.errors import UserError
+from agent_rft.rows.ownership import lasting
+from agent_rft.serve.stores.database import Base, Database
+from agent_rft.spec.operator.model_names import named, nearest, with_snapshots
+
+BASE_OWNER = "system"
+TUNED_OWNER = "organization"
+
+
+class UnknownModel(UserError):
+    """No model has this id, or it was deleted."""
+
+
+class ProtectedModel(UserError):
+    """The model cannot be deleted, because it is a base model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    """A model that can be deployed or trained.
+
+    `folder` is a local folder or a Hugging Face name, `base` the id of the base model, `created_at` in Unix seconds.
+    A base model has no `job_id`. `owner` is the id of the key that made the job, None if it is unknown.
+    """
+
+    id: str
+    folder: str
+    base: str
+    job_id: str | None
+    created_at: int
+    settings: ServeSettings
+    owner: str | None = None
+
+    @property
+    def owned_by(self) -> str:
+        return BASE_OWNER if self.job_id is None else TUNED_OWNER
+
+
+class ModelCatalog(Protocol):
+    """The part of ModelRegistry that finds models."""
+
+    def resolve(self, model_id: str) -> ModelRecord:
+        """The model of an id.
+
+        Raises:
+            UserError: There is no such model.
+        """
+
+
+class _ModelRow(Base):
+    __tablename__ = "models"
+
+    id: Mapped[str] = mapped_column(String(255), primary_key=True)
+    folder: Mapped[str]
+    base: Mapped[str]
+    job_id: Mapped[str] = mapped_column(String(64), index=True)
+    created_at: Mapped[int]
+    settings: Mapped[dict[str, Any]] = mapped_column(JSON)
+    owner: Mapped[str | None] = mapped_column(String(64))
+
+    def record(self) -> ModelRecord:
+        settings = ServeSettings.stored(self.settings)
+        return ModelRecord(self.id, self.folder, self.base, self.job_id, self.created_at, settings, self.owner)
+
+
+class ModelRegistry:
+    """All models of a server. `aliases` maps the ids of base models to a folder or Hugging Face name.
+
+    An alias stands for its dated forms, too: `gpt-5` for `gpt-5-2025-08-07`.
+    """
+
+    def __init__(self, database: Database, aliases: Mapping[str, str], clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        # Absolute paths, because drivers and engines run in other working directories.
+        places = {name: expanduser(at) for name, at in aliases.items()}
+        self._aliases = {
+            name: str(lasting(Path(at).resolve())) if Path(at).is_dir() else at for name, at in places.items()
+        }
+        self._clock = clock
+
+    def add(
+        self,
+        model_id: str,
+        folder: Path | str,
+        base: str,
+        job_id: str,
+        settings: ServeSettings | None = None,
+        owner: str | None = None,
+    ) -> ModelRecord:
+        """Register a tuned model or a checkpoint; a job may register its own model again, which replaces it.
+
+        Raises:
+            ValueError: The id belongs to a base model or to another job.
+        """
+        if named(model_id, self._aliases):
+            raise ValueError(f"{model_id} is the id of a base model")
+        with self._database.session() as session:
+            row = session.get(_ModelRow, model_id)
+            if row is None:
+                row = _ModelRow(id=model_id, job_id=job_id, created_at=int(self._clock()), owner=owner)
+                session.add(row)
+            elif row.job_id != job_id:
+                raise ValueError(f"{model_id} is a model of the job {row.job_id}")
+            row.folder, row.base, row.settings = str(folder), base, asdict(settings or ServeSettings())
+            return row.record()
+
+    def resolve(self, model_id: str) -> ModelRecord:
+        """The model of an id.
+
+        Raises:
+            UnknownModel: There is no model of this id.
+        """
+        if named(model_id, self._aliases):
+            return self._base_model(model_id)
+        with self._database.session() as session:
+            row = session.get(_ModelRow, model_id)
+            if row is None:
+                raise self._unknown(model_id)
+            return row.record()
+
+    def list(self) -> list[ModelRecord]:
+        """All models: base models with the known of their dated names, then tuned models, newest first."""
+        with self._database.session() as session:
+            rows = session.scalars(select(_ModelRow).order_by(_ModelRow.created_at.desc(), _ModelRow.id.desc())).all()
+            return [self._base_model(name) for name in with_snapshots(self._aliases)] + [row.record() for row in rows]
+
+    def delete(self, model_id: str) -> None:
+        """Delete a tuned model's entry. Its folder is kept, because its job may resume from that checkpoint.
+
+        Raises:
+            UnknownModel: There is no model of this id.
+            ProtectedModel: It is a base model.
+        """
+        if named(model_id, self._aliases):
+            raise ProtectedModel(f"The model '{model_id}' is a base model of this server and cannot be deleted.")
+        with self._database.session() as session:
+            row = session.get(_ModelRow, model_id)
+            if row is None:
+                raise self._unknown(model_id)
+            session.delete(row)
+
+    def _base_model(self, name: str) -> ModelRecord:
+        """The model of an alias or of a dated form of one, under the name that was asked for."""
+        folder = self._aliases[named(name, self._aliases) or name]
+        config = Path(folder) / "config.json"
+        created = int(config.stat().st_mtime) if config.is_file() else 0  # unknown for a Hugging Face name
+        return ModelRecord(name, folder, name, None, created, ServeSettings())
+
+    def _unknown(self, model_id: str) -> UnknownModel:
+        near = nearest(model_id, self._aliases)
+        meant = f"did you mean '{near}'? GET /v1/models lists" if near else "GET /v1/models lists"
+        problem = f"The model '{model_id}' does not exist"
+        remedy = f"{meant} what there is; the operator adds a name below `aliases` in agent-rft.yaml"
+        return UnknownModel(f"{problem}: {remedy}.", problem=problem, remedy=remedy)

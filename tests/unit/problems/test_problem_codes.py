@@ -1,0 +1,71 @@
+"""Each problem code of the packages is explained in the registry, and nothing else is."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from agent_rft.problems import GROUPS, PROBLEM_CODES, entry_of, stops_accepted
+from agent_rft.problems.code import CheckCode
+from tests.support.codes import ANY, used_codes
+
+USED = used_codes()
+
+
+def test_every_code_is_registered() -> None:
+    families = {re.sub(r"<\w+>", ANY, name) for name in PROBLEM_CODES}
+    missing = {code: places for code, places in USED.items() if code not in families and entry_of(code) is None}
+    assert not missing, "explain them in agent_rft/problems"
+
+
+def test_every_registered_code_is_used() -> None:
+    patterns = [re.compile(re.escape(code).replace(ANY, r"[\w<>]+")) for code in USED]
+    unused = [name for name in PROBLEM_CODES if not any(pattern.fullmatch(name) for pattern in patterns)]
+    assert not unused, "nothing uses them any more: remove them"
+
+
+def test_the_search_finds_each_way_of_giving_a_code() -> None:
+    ways = {
+        "duplicate_key": "an argument by position",
+        "invalid_n_examples": "a constant",
+        "missing_api_key": "an argument of a function that passes it on",
+        "unknown_url": "a table",
+        "user_error": "a conditional expression",
+        f"invalid_{ANY}": "a computed code",
+        "truncated_sampling": "a variable",
+    }
+    assert ways.keys() <= USED.keys()
+
+
+def test_a_code_is_in_one_group_only() -> None:
+    assert sum(len(group) for group in GROUPS.values()) == len(PROBLEM_CODES)
+
+
+@pytest.mark.parametrize("name", PROBLEM_CODES)
+def test_an_entry_says_more_than_its_name(name: str) -> None:
+    code = PROBLEM_CODES[name]
+    for text in (code.meaning, code.remedy):
+        assert text[0].isupper() or text[0] == "`"
+        assert text.endswith(".") and "  " not in text
+
+
+def test_a_computed_code_has_the_entry_of_its_family() -> None:
+    assert entry_of("invalid_int_parsing") == "invalid_<type>"
+    assert entry_of("unreadable_job") == "unreadable_<file>"
+    assert entry_of("nodes_syntax") == "<file>_syntax"
+    assert entry_of("invalid_row") == "invalid_row"
+    assert entry_of("no_such_code") is None
+
+
+def test_every_code_of_a_check_says_whether_it_stops_a_job_that_was_accepted_before() -> None:
+    checks = ("cluster/preflight/", "cluster/planning/", "agent_rft/spec/", "agent_rft/rows/")
+    found = {code for code, places in USED.items() if any(place.startswith(checks) for place in places)}
+    registered = {entry for code in found if (entry := entry_of(code)) is not None}
+    assert len(registered) > 40
+    assert [entry for entry in registered if not isinstance(PROBLEM_CODES[entry], CheckCode)] == []
+
+
+def test_a_code_that_does_not_say_so_stops_it() -> None:
+    assert not stops_accepted("row_too_long") and stops_accepted("missing_model") and stops_accepted("job_changed")
+    assert stops_accepted("no_such_code") and stops_accepted("not_found")
