@@ -1,8 +1,8 @@
 """`run_untrusted` runs code of the model in a sandbox of its own; graders and users' servers import it.
 
 In a `python` grader, which is in a sandbox itself, the grade's process asks the runner outside for a run. Any other
-process starts the sandbox itself. This file and the standard library are all that the grader's sandbox has of it, so it
-imports nothing else of ours at its top. See docs/graders.md, "How to grade code".
+process starts the sandbox itself. Of the package, a grader's sandbox has this file and `__init__` besides the worker's
+own files, so this file imports nothing of ours at its top. See docs/graders.md, "How to grade code".
 
 The messages between these processes are a length (four bytes) and JSON, of which nothing is taken on trust. A run is
 asked for, and answered, by a larger message: an object and the parts that it describes.
@@ -32,7 +32,7 @@ failure: str | None = None
 
 
 class UntrustedRun(NamedTuple):
-    """What a run did. The code decides on its exit status and output; the rest is measured outside.
+    """The outcome of a run. The code decides on its exit status and output; the rest is measured outside.
 
     Attributes:
         exit: The exit status of its process, 0 to 255, or the negative number of the signal that ended it.

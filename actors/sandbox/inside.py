@@ -1,7 +1,7 @@
 """What the first process of each sandbox does: it gives up its rights, talks to its owner, and ends all others.
 
 It is bound into sandboxes with its callers (`agent_rft.actors.sandbox.worker`, `agent_rft.actors.sandbox.run_process`),
-so it imports the standard library and `frames` only.
+so it imports the standard library and `agent_rft.untrusted` only.
 """
 
 from __future__ import annotations

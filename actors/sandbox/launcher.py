@@ -3,9 +3,9 @@
 No process of the sandbox outlives this one. It kills them all when the worker ends, when the other side of the socket
 on standard input is closed (the owner closed it or is gone), or when together they exceed the memory limit. Before it
 creates them it forks the runner (`agent_rft.actors.sandbox.runner`), which holds the sandboxes of code under test. It
-runs none of the grader's code and imports only files of this room, which import the standard library only: it is run by
-path, with an empty environment, as `python -I -S launcher.py CONFIG`, where CONFIG comes from
-`agent_rft.actors.sandbox.start`.
+runs none of the grader's code and imports only `agent_rft.untrusted` and files of this room, which import the
+standard library only: it is run by path, with an empty environment, as `python -I -S launcher.py CONFIG`, where CONFIG
+comes from `agent_rft.actors.sandbox.start`.
 """
 
 from __future__ import annotations

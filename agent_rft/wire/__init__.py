@@ -1,1 +1,1 @@
-"""What clients send and get: chat completions, responses, streams and errors, as plain data without a server."""
+"""Chat completions, responses, streams and errors as clients send and get them: plain data without a server."""

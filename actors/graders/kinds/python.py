@@ -40,7 +40,7 @@ from agent_rft.types import Grade
 MAX_PARSED_CHARS = 50_000
 """Parsing takes up to 600 times as much memory as the source."""
 FORMER_MODULES = frozenset({"agent_rft_grader", "agent_rft_server"})
-"""Where `run_untrusted` was before version 0.2.0."""
+"""Modules that had `run_untrusted` before version 0.2.0."""
 
 
 class PythonGrade:
@@ -310,20 +310,23 @@ def python_source_problems(source: str) -> list[str]:
         if isinstance(error, SyntaxError) and error.lineno:
             return [f"line {error.lineno}: {error.msg}"]
         return [f"it cannot be parsed: {str(error) or 'nested too deeply'}"]
-    nodes = list(ast.walk(module))
-    if former := sorted(FORMER_MODULES.intersection(name for node in nodes for name in _imported(node))):
+    if former := sorted(FORMER_MODULES & imported_packages(module)):
         return [f"it imports {name}, which is gone: write `from agent_rft import run_untrusted`" for name in former]
-    if not any(_defines_grade(node) for node in nodes):
+    if not any(_defines_grade(node) for node in ast.walk(module)):
         return ["it does not define a function grade(sample, item)"]
     functions = [node for node in module.body if _is_function(node) and _defines_grade(node)]
     return _parameter_problems(functions[-1]) if functions else []
 
 
-def _imported(node: ast.AST) -> list[str]:
-    """The modules that a statement imports."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    return [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+def imported_packages(module: ast.Module) -> set[str]:
+    """Return the top-level packages that a module imports."""
+    names: set[str] = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
 
 
 def _is_function(node: ast.AST) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_rft.actors.endpoints.answer import cut
-from agent_rft.actors.graders.kinds.python import MAX_PARSED_CHARS
+from agent_rft.actors.graders.kinds.python import MAX_PARSED_CHARS, imported_packages
 from agent_rft.actors.grading.factory import graders_of
 from agent_rft.cli.openai_import.api import OPENAI, one_line
 from agent_rft.cli.openai_import.models import propose
@@ -276,20 +276,11 @@ def _judges(reinforcement: Reinforcement, secrets: Secrets, notes: list[str]) ->
 def _python_notes(reinforcement: Reinforcement) -> Iterator[str]:
     for place, grader in graders_of(reinforcement):
         if isinstance(grader, PythonGrader) and len(grader.source) <= MAX_PARSED_CHARS:
-            missing = sorted(_imports(grader.source) - sys.stdlib_module_names - {"numpy", "agent_rft"})
+            missing = sorted(
+                imported_packages(ast.parse(grader.source)) - sys.stdlib_module_names - {"numpy", "agent_rft"}
+            )
             if missing:
                 yield f"{place}: imports {', '.join(missing)}; here it has numpy and the standard library only"
-
-
-def _imports(source: str) -> set[str]:
-    """The packages that a valid source imports."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.partition(".")[0])
-    return names
 
 
 # -- the model, the rows and the state of the job ----------------------------------------------------------------------
