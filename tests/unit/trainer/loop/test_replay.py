@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import random
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -21,9 +22,10 @@ from agent_rft.spec.job import CheckpointInterval
 from agent_rft.trainer.loop.buffer import Batch
 from agent_rft.trainer.loop.checkpoint import LoopState
 from agent_rft.trainer.loop.journal import Journal
-from agent_rft.types import Group, GroupRequest, StepReport
+from agent_rft.types import Group, GroupRequest, StepReport, TrainSequence
 from tests.support.builders import group, group_request, rollout
 from tests.support.fakes import FakeLearner
+from tests.support.fakes_http import until
 from tests.support.loops import (
     EACH_STEP,
     NEVER,
@@ -134,11 +136,14 @@ async def test_a_checkpoint_of_the_interval_is_replaced_by_the_next_and_no_model
 async def test_a_checkpoint_is_due_by_minutes_of_the_clock(tmp_path: Path) -> None:
     now = [0.0]
 
-    def report(step: int) -> StepReport:
-        now[0] += 240.0
-        return StepReport({}, applied=True)
+    class Learner(FakeLearner):
+        async def step(self, sequences: Sequence[TrainSequence], version: int) -> StepReport:
+            # While one is being written, none is due.
+            await until(lambda: len(run.sink.of(CheckpointSaved)) >= len(self.batches) // 4)
+            now[0] += 240.0
+            return await super().step(sequences, version)
 
-    run = made(tmp_path, learner=FakeLearner(report), clock=lambda: now[0], eval_interval=9)
+    run = made(tmp_path, learner=Learner(), clock=lambda: now[0], eval_interval=9)
     await run.loop.run()
     assert [saved.step for saved in run.sink.of(CheckpointSaved)] == [4, 8, 9]
 
