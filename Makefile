@@ -30,7 +30,7 @@ NPM := PATH="$(NODE)/bin:$$PATH" node $(NODE)/lib/node_modules/npm/bin/npm-cli.j
 BUNDLE := $(CURDIR)/serve/console/bundle
 CHROMIUM := $(if $(shell command -v chromium),,$(if $(filter 0,$(shell id -u)),installed-chromium,build/chromium/usr/lib/chromium/chromium))
 
-.PHONY: setup quickstart console chromium installed-chromium panels dashboards fifteen-minutes real-model test unit chaos examples nightly kubernetes lint docs bench bench-full gpu gpu-learner gpu-rank gpu-rank-wheels hashes sbom image clean
+.PHONY: setup quickstart console chromium installed-chromium panels dashboards fifteen-minutes real-model test unit chaos examples newest nightly kubernetes lint docs bench bench-full gpu gpu-learner gpu-rank gpu-rank-wheels hashes sbom image clean
 
 setup: $(STAMP)
 
@@ -139,8 +139,13 @@ dashboards: setup panels $(PROMETHEUS) $(CHROMIUM)
 examples: setup $(SMOLLM2) $(ICD10) $(CHROMIUM)
 	timeout 10h $(PYTEST) tests/e2e/examples -m nightly -k "$(if $(CASE),(test_$(CASE) or [$(CASE)-),test)$(if $(SEED), and $(SEED)])"
 
-nightly: setup $(SMOLLM2) $(ICD10) $(PROMETHEUS) $(CONSOLE_TOOLS) $(CHROMIUM) $(TRACKERS) panels chaos
+nightly: setup $(SMOLLM2) $(ICD10) $(PROMETHEUS) $(CONSOLE_TOOLS) $(CHROMIUM) $(TRACKERS) panels chaos newest
 	$(PYTEST) tests $(CHAOS:%=--ignore=%) -m nightly
+
+# tests/ray with the newest releases of vLLM, DeepSpeed and Ray, each in an environment of its own. It reports what
+# breaks, in build/newest.txt too, and does not fail.
+newest: setup
+	$(BIN)/python -m tests.nightly.newest
 
 # The laptop's overlay on the cluster of KUBECONFIG, for changes of k8s/, the Dockerfile, hooks and Ray's start.
 # tests/kubernetes/README.md lists what the cluster needs. The client warns of newer versions of Kubernetes and

@@ -1,4 +1,4 @@
-"""The protocols that the loop depends on: `cluster/run/driver.py` passes actors, tests pass fakes."""
+"""The protocols that the loop depends on: `cluster/run/job_run.py` passes actors, tests pass fakes."""
 
 from __future__ import annotations
 

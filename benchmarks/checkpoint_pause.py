@@ -14,8 +14,9 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from agent_rft.actors.learner.rank import LearnerConfig, LearnerRank
-from agent_rft.actors.learner.sizes import snapshot_bytes
+from agent_rft.trainer.learner.rank import LearnerRank
+from agent_rft.trainer.learner.rank_config import LearnerConfig
+from agent_rft.trainer.learner.sizes import snapshot_bytes
 from agent_rft.trainer.model.batch import pack
 from benchmarks.common import Figure, in_turn, report, seconds
 from benchmarks.enlarged import Size, enlarged

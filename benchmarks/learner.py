@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from agent_rft.actors.learner.rank import GRADIENT_NORM, LearnerConfig, LearnerRank
+from agent_rft.trainer.learner.rank import LearnerRank
+from agent_rft.trainer.learner.rank_config import GRADIENT_NORM, LearnerConfig
 from agent_rft.trainer.model.batch import MicroBatch, WeightedSequence, pack
 from agent_rft.trainer.model.policy import DeviceBatch, Policy, load_policy
 from agent_rft.types import TrainSequence

@@ -17,7 +17,7 @@ import threading
 import time
 import urllib.request
 
-from agent_rft.actors.runtime.exporter import MetricsAddress
+from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress
 from agent_rft.types import GroupRequest
 from benchmarks.common import Figure, report
 from benchmarks.worker import LedgerFleet, ledger_fleets

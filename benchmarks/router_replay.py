@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from agent_rft.actors.engine.vllm_engine import Engine, EngineConfig
+from agent_rft.actors.engine.engine_config import EngineConfig
+from agent_rft.actors.engine.vllm_engine import Engine
 from agent_rft.trainer.model.policy import load_policy
 from benchmarks.common import print_figure
 from tests.support.experts import Sampled, gaps

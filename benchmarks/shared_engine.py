@@ -18,10 +18,10 @@ from typing import Any
 
 import ray
 
+from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.shared.actor import SharedConfig
 from agent_rft.actors.engine.shared.client import EngineClient
-from agent_rft.actors.engine.vllm_engine import EngineConfig
-from agent_rft.actors.weights.adapter import AdapterConfig
+from agent_rft.trainer.learner.adapter import AdapterConfig
 from benchmarks.common import Figure, report
 
 COMPLETIONS, LENGTH = 32, 48
@@ -35,7 +35,7 @@ def tensors_of(model: Path) -> dict[str, Any]:
     from peft.utils import get_peft_model_state_dict
     from transformers import AutoModelForCausalLM
 
-    from agent_rft.actors.weights.adapter import ALL_LINEAR
+    from agent_rft.trainer.learner.adapter import ALL_LINEAR
 
     base = AutoModelForCausalLM.from_pretrained(model)
     peft = get_peft_model(base, LoraConfig(r=RANK, target_modules=ALL_LINEAR, task_type="CAUSAL_LM"))
@@ -46,7 +46,7 @@ class Job:
     """One job's steps; `learn_s` is the cost of its fake learner."""
 
     def __init__(self, shared: SharedConfig, tensors: dict[str, Any], learn_s: float) -> None:
-        from agent_rft.actors.weights.checkpoint_weights import as_bytes
+        from agent_rft.trainer.learner.checkpoint_weights import as_bytes
 
         self.client = EngineClient(shared)
         self.sampling_s = 0.0

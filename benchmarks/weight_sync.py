@@ -29,25 +29,24 @@ import ray
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.plugin import TRANSPORT
-from agent_rft.actors.engine.vllm_engine import EngineConfig
 from agent_rft.actors.rollout.canary import CANARY_LIMITS
 from agent_rft.actors.rollout.episode import EpisodeSpec
 from agent_rft.actors.rollout.worker import WorkerConfig
-from agent_rft.actors.runtime.ports import free_port
-from agent_rft.actors.weights.adapter import AdapterConfig
-from agent_rft.actors.weights.broadcast import SENDER, Broadcast
 from agent_rft.actors.weights.broadcast_sync import BroadcastSync
-from agent_rft.actors.weights.checkpoint_weights import CheckpointWeights
-from agent_rft.actors.weights.checksum import checksum
-from agent_rft.actors.weights.host_buffer import HostBuffer, lock_pages_for_cuda
-from agent_rft.actors.weights.layout import Layout
+from agent_rft.actors.weights.bucket import checksum
 from agent_rft.actors.weights.sync import WeightSync
 from agent_rft.chat.dialect import UNKNOWN
 from agent_rft.cluster.ray_cluster.session import ray_session
 from agent_rft.errors import RftError
 from agent_rft.spec.job import RewardSpec, RolloutLimits
-from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.model_options import LoraSpec
+from agent_rft.trainer.learner.adapter import AdapterConfig
+from agent_rft.trainer.learner.checkpoint_weights import CheckpointWeights
+from agent_rft.trainer.learner.host_buffer import HostBuffer, lock_pages_for_cuda
+from agent_rft.trainer.learner.layout import Layout
+from agent_rft.trainer.learner.process_group import SENDER, Broadcast, free_port
 from agent_rft.trainer.model.lora import adapter_tensors, add_adapter
 from agent_rft.trainer.model.policy import load_policy
 from benchmarks.common import Figure, NotPossible, impossible, report

@@ -17,14 +17,15 @@ import ray
 import yaml
 from prometheus_client import REGISTRY
 
-from agent_rft.actors.engine.vllm_engine import Engine, EngineConfig
+from agent_rft.actors.engine.engine_config import EngineConfig
+from agent_rft.actors.engine.vllm_engine import Engine
 from agent_rft.actors.grading.pool import GraderPoolActor
 from agent_rft.actors.rollout.assignment import Assign, least_loaded
 from agent_rft.actors.rollout.canary import CANARY_LIMITS
 from agent_rft.actors.rollout.episode import EpisodeSpec
 from agent_rft.actors.rollout.fleet import Fleet
 from agent_rft.actors.rollout.worker import RolloutWorker, WorkerConfig
-from agent_rft.actors.runtime.exporter import MetricsAddress
+from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress
 from agent_rft.actors.tools.actor import start_dispatchers
 from agent_rft.cluster.planning.model_folder import ModelFolder
 from agent_rft.cluster.preflight.prepare import Prepared, prepare

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from agent_rft.actors.learner.rank import LearnerConfig, LearnerRank
+from agent_rft.trainer.learner.rank import LearnerRank
+from agent_rft.trainer.learner.rank_config import LearnerConfig
 from agent_rft.trainer.loop.buffer import Batch
 from agent_rft.trainer.loop.journal import Journal
 from agent_rft.trainer.model.batch import pack

@@ -27,10 +27,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve as ray_serve
 from ray.serve import Application
 
-from agent_rft.actors.runtime.exporter import MetricsAddress, start_telemetry
 from agent_rft.actors.runtime.nodes import ELSEWHERE
-from agent_rft.actors.runtime.recorder import Recorder
-from agent_rft.cluster.ray_cluster.session import is_local, job_server_of
+from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress, start_telemetry
+from agent_rft.actors.runtime.telemetry.recorder import Recorder
+from agent_rft.cluster.ray_cluster.ray_internals import job_server_url
+from agent_rft.cluster.ray_cluster.session import is_local
 from agent_rft.errors import UserError
 from agent_rft.serve.console import static
 from agent_rft.serve.host.listener import STOP_S, listening
@@ -39,10 +40,10 @@ from agent_rft.serve.host.services import Services
 from agent_rft.serve.host.state import ServerState, StateLocations
 from agent_rft.serve.http.access_log import AccessLog
 from agent_rft.serve.http.app import Lifespan, create_app
-from agent_rft.serve.http.deadlines import DEADLINES, Deadlines
+from agent_rft.serve.http.client_limits import DEADLINES, Deadlines
 from agent_rft.serve.inference.model_apps import EngineResources, RayServeModels
-from agent_rft.serve.jobs.driver_settings import DriverSettings
 from agent_rft.serve.jobs.launcher import RayLauncher
+from agent_rft.serve.jobs.processes.driver_settings import DriverSettings
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.spec.operator.config import Operator
 from agent_rft.spec.operator.config_file import load_operator
@@ -111,7 +112,7 @@ class Api:
         settings = driver_settings(locations, state.database.url, args.config, address)
         resources = EngineResources.of(operator.engines, ray.cluster_resources())
         hosting = RayServeModels(operator.engines, resources, grows=operator.wait_for_nodes_s > 0)
-        launcher = RayLauncher(settings, job_server_of(address))
+        launcher = RayLauncher(settings, job_server_url(address))
         recorder = start_telemetry(MetricsAddress.of("api", local=is_local(address)), f"api-{replica}")
         recorder.add(JobStore(state.database).live)
         access_log = AccessLog(locations.folder / "logs" / f"access-{replica}.jsonl")

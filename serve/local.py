@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 from ray import serve as ray_serve
 from ray.serve.config import HTTPOptions, ProxyLocation
-from ray.serve.context import _get_global_client
 from ray.serve.schema import LoggingConfig
 
+from agent_rft.cluster.ray_cluster.ray_internals import serve_address, serve_is_running
 from agent_rft.cluster.ray_cluster.session import end_leftover, job_cluster
 from agent_rft.cluster.run.signals import wait_for_signal
 from agent_rft.errors import RftError
@@ -30,7 +30,7 @@ from agent_rft.serve.host import url_of
 from agent_rft.serve.host.listener import KEEP_ALIVE_S, reserved_port
 from agent_rft.serve.host.server_log import LogFollower
 from agent_rft.serve.host.state import SIGNS, ServerState, StateLocations
-from agent_rft.serve.stores.private_folder import make_private
+from agent_rft.serve.stores.database import make_private
 from agent_rft.spec.operator.config import Operator
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _serve(
                 listen = host, port
                 start_serve(ProxyLocation.Disabled)
             else:
-                found = _get_global_client(raise_if_no_controller_running=False) is not None
+                found = serve_is_running()
                 host, port = start_serve(ProxyLocation.HeadOnly, host, port)
             path = None if config is None else str(config.resolve())
             deploy(Settings(folder=str(locations.folder.resolve()), config=path, listen=listen))
@@ -134,10 +134,9 @@ def start_serve(proxies: ProxyLocation, host: str = "127.0.0.1", port: int = 0) 
             http_options=HTTPOptions(host=host, port=port, keep_alive_timeout_s=KEEP_ALIVE_S),
             logging_config=LoggingConfig(log_level="ERROR", enable_access_log=False),
         )
-        options = _get_global_client().http_config
+        return serve_address()
     except Exception as error:  # Ray raises plain ones
         raise RftError(f"Ray Serve did not start: {error}") from error
-    return options.host, options.port
 
 
 def deploy(settings: Settings) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from agent_rft.actors.endpoints.answer import HttpAnswer, cut, one_line, status_text
 from agent_rft.actors.endpoints.body import MAX_REQUEST_BYTES
-from agent_rft.actors.endpoints.url import scrub
+from agent_rft.actors.endpoints.network.url import scrub
 from agent_rft.errors import Discard, EndpointRefused
 
 EXCERPT_CHARS = 200

@@ -11,6 +11,7 @@ interpret.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,8 +21,6 @@ from weakref import WeakSet
 
 from aiohttp.abc import AbstractResolver
 
-from agent_rft.actors.endpoints.access import AccessHistory
-from agent_rft.actors.endpoints.address_guard import ForbiddenAddress, Guard
 from agent_rft.actors.endpoints.answer import HttpAnswer, retry_after_s, status_text
 from agent_rft.actors.endpoints.body import json_body
 from agent_rft.actors.endpoints.breaker import Breaker
@@ -29,13 +28,14 @@ from agent_rft.actors.endpoints.call_errors import HEADERS, CallErrors
 from agent_rft.actors.endpoints.gate import Gate, Permit, RequestEnd, Sockets
 from agent_rft.actors.endpoints.hedging import hedged
 from agent_rft.actors.endpoints.limits import AdaptiveLimit, RateLimit
-from agent_rft.actors.endpoints.proxies import Proxy
+from agent_rft.actors.endpoints.network.address_guard import ForbiddenAddress, Guard
+from agent_rft.actors.endpoints.network.proxies import Proxy
+from agent_rft.actors.endpoints.network.transport import Reply, Transport, TransportError
+from agent_rft.actors.endpoints.network.url import endpoint_mistake, safe_url, secrets_of
 from agent_rft.actors.endpoints.signing import Signer
 from agent_rft.actors.endpoints.stats import EndpointStats, merged
-from agent_rft.actors.endpoints.transport import Reply, Transport, TransportError
-from agent_rft.actors.endpoints.url import endpoint_mistake, safe_url, secrets_of
+from agent_rft.actors.runtime.telemetry.tracing import sampled_trace, traceparent
 from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
-from agent_rft.actors.runtime.tracing import sampled_trace, traceparent
 from agent_rft.errors import Discard, EndpointRefused, UserError
 from agent_rft.spec.endpoints import Endpoint
 from agent_rft.spec.operator.allowed import Allowed
@@ -370,3 +370,42 @@ def _request_end(reply: Reply) -> RequestEnd:
     if reply.asks_to_wait:
         return RequestEnd.BUSY
     return RequestEnd.FAILED if reply.status >= 500 else RequestEnd.ANSWERED
+
+
+# -- access ------------------------------------------------------------------------------------------------------------
+
+
+WINDOW = 64
+MIN_ANSWERS = 16
+"""The least number of answers for a share: fewer say little, and a call may be forbidden by chance."""
+MAX_SHARE = 0.5
+
+
+class AccessHistory:
+    """The latest answers of one endpoint."""
+
+    def __init__(self, has_answered: bool) -> None:
+        """`has_answered`: whether the endpoint has answered another client of this run, such as that of the check."""
+        self._has_answered = has_answered
+        self._forbidden: deque[bool] = deque(maxlen=WINDOW)
+
+    def add(self, *, forbidden: bool) -> None:
+        """Record an answer; `forbidden` says that it is a 403."""
+        self._has_answered |= not forbidden
+        self._forbidden.append(forbidden)
+
+    @property
+    def num_forbidden(self) -> int:
+        return sum(self._forbidden)
+
+    @property
+    def num_answers(self) -> int:
+        """How many of the latest answers are recorded."""
+        return len(self._forbidden)
+
+    @property
+    def refuses_key(self) -> bool:
+        """Whether a 403 concerns the key, not the call."""
+        if not self._has_answered:
+            return True
+        return self.num_answers >= MIN_ANSWERS and self.num_forbidden > MAX_SHARE * self.num_answers

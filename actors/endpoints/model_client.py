@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from agent_rft.actors.endpoints.answer import HttpAnswer
 from agent_rft.actors.endpoints.client import EndpointClient
-from agent_rft.actors.endpoints.proxies import proxy_for
+from agent_rft.actors.endpoints.network.proxies import proxy_for
 from agent_rft.actors.runtime.timing import Timing
 from agent_rft.errors import Discard, GraderFailed
 from agent_rft.spec.operator.allowed import parse_allowed

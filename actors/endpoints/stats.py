@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from agent_rft.actors.runtime.recorder import Exemplar, Spread
+from agent_rft.actors.runtime.telemetry.recorder import Exemplar, Spread
 from agent_rft.metrics.metric import SECONDS
 
 STATES = ("closed", "half_open", "open")

@@ -1,4 +1,6 @@
-"""The LoRA adapters of one engine: never more than it has slots, and none is removed while a request uses it.
+"""The LoRA adapters of one engine, and the line of each job that shares it.
+
+There are never more adapters than slots, and none is removed while a request uses it.
 
 vLLM would remove the least recently used adapter by itself, load it again in the middle of a step, and end if its
 folder is gone or damaged. Here each adapter is loaded before its first request and removed after its last.
@@ -11,9 +13,17 @@ import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent_rft.actors.weights.shared_memory import SharedFile
+from agent_rft.errors import EngineFailed
+from agent_rft.trainer.learner.adapter import AdapterConfig
+from agent_rft.trainer.learner.layout import Layout
 
 
 class AdapterHost(Protocol):
@@ -126,3 +136,48 @@ class Adapters:
                 self._retired.append(self._current.pop(least.name))
             else:
                 await self._unused.wait()
+
+
+# -- lines -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """The version with which a job's requests begin, its adapter, and the buckets of the next one.
+
+    `lora` is the shape of its adapters; None: each version has all weights. Each of `staged` is in shared memory, with
+    its layout and the checksum of what is there.
+    """
+
+    job: str
+    lora: AdapterConfig | None = None
+    version: int = 0
+    adapter: Adapter | None = None
+    staged: list[tuple[SharedFile, Layout, int]] = field(default_factory=list)
+    sampled_tokens: int = 0
+
+    @property
+    def salt(self) -> str:
+        """Requests reuse the cache blocks of others with the same salt only."""
+        return f"{self.job}:{self.version}"
+
+    def stage(self, shm: Path, data: NDArray[np.uint8], layout: Layout) -> None:
+        """Put one bucket into shared memory, and take the checksum of what is there.
+
+        Raises:
+            EngineFailed: shared memory is full or missing.
+        """
+        from agent_rft.actors.weights.bucket import bytes_of, checksum
+
+        try:
+            file = SharedFile(shm, data)
+        except OSError as error:
+            what = f"cannot put {data.nbytes} bytes of weights into"
+            raise EngineFailed(f"{what} {shm}: {error}", public=f"{what} shared memory") from error
+        self.staged.append((file, layout, checksum(bytes_of(file.path, data.nbytes))))
+
+    def unstage(self) -> None:
+        """Discard the staged buckets."""
+        for file, *_ in self.staged:
+            file.remove()
+        self.staged = []

@@ -14,6 +14,8 @@ import signal
 import threading
 import time
 
+from agent_rft.actors.engine.vllm_internals import allow_matrix_tiles, register_transport
+
 TRANSPORT = "agent_rft_shm"
 WORKER_EXTENSION = "agent_rft.actors.engine.worker.worker_extension.WorkerExtension"
 PARENT_POLL_S = 1.0
@@ -24,22 +26,13 @@ PR_SET_PDEATHSIG = 1
 def register() -> None:
     """Register the shared-memory weight transport and, in vLLM's child processes, end with the parent."""
     from tqdm import tqdm
-    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    if TRANSPORT not in WeightTransferEngineFactory._registry:  # there is no public API for this
-        WeightTransferEngineFactory.register_engine(
-            TRANSPORT, "agent_rft.actors.weights.transport", "ShmWeightTransferEngine"
-        )
+    register_transport(TRANSPORT, "agent_rft.actors.engine.worker.transport", "ShmWeightTransferEngine")
     if multiprocessing.parent_process() is not None:
         # Only this signal ends a process that hangs; the thread below handles a parent that died before this line.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-        # Linux lets a process use a CPU's matrix tiles only after it has asked. vLLM's attention in bfloat16 does not
-        # ask: its process ends by an illegal instruction unless another library has asked before.
-        import torch
-
-        if torch.cpu._is_amx_tile_supported():
-            torch.cpu._init_amx()
+        allow_matrix_tiles()
         # By default tqdm creates a multiprocessing lock, whose file in /dev/shm a killed process cannot remove.
         tqdm.set_lock(threading.RLock())
         # Runs after the callbacks of modules loaded later. The callbacks of earlier modules and the interpreter's

@@ -1,14 +1,57 @@
 """Every use of an undocumented part of vLLM goes through this module.
 
 Each function names the upstream object that it uses, why it needs it, and what would make the function unnecessary.
+Nothing of vLLM is imported before a function is called: an engine sets vLLM's variables first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from traceback import walk_tb
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+
+CPU_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""Runs the model in the engine core's own process. vLLM's default on CPUs is a worker process, and polling it takes
+half a core. On CPUs vLLM rejects the short name "uni". The number of threads is OMP_NUM_THREADS, which Ray sets.
+
+Unnecessary once: vLLM accepts "uni" on CPUs.
+"""
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def register_transport(name: str, module: str, class_name: str) -> None:
+    """Register a weight transport under `name`, unless this process has registered it already.
+
+    Uses: `WeightTransferEngineFactory._registry`.
+    Why: register_engine raises for a name that is registered, and vLLM may load a plugin twice in a process.
+    Unnecessary once: the factory can be asked for its names, or register_engine accepts the same class again.
+    """
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    if name not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(name, module, class_name)
+
+
+def allow_matrix_tiles() -> None:
+    """Let this process use its CPU's matrix tiles (AMX), if there are any.
+
+    Uses: `torch.cpu._is_amx_tile_supported` and `torch.cpu._init_amx`.
+    Why: Linux lets a process use the tiles only after it has asked. vLLM's attention in bfloat16 does not ask: its
+    process ends by an illegal instruction unless another library has asked before.
+    Unnecessary once: vLLM asks before its first use of the tiles.
+    """
+    import torch
+
+    if torch.cpu._is_amx_tile_supported():
+        torch.cpu._init_amx()
 
 
 def create_client(config: Any, log_stats: bool) -> Any:
@@ -67,3 +110,316 @@ def _close_connections(resources: Any) -> None:
         if isinstance(held, zmq.Socket):
             held.close(linger=0)
     resources.ctx.destroy(linger=0)
+
+
+# -- requests and models -----------------------------------------------------------------------------------------------
+
+
+def tokens_request(token_ids: list[int], cache_salt: str) -> Any:
+    """Return a request of AsyncLLM.generate for a prompt of token ids.
+
+    Uses: `vllm.inputs.engine.tokens_input`.
+    Why: a documented TokensPrompt would pass through AsyncLLM's renderer, which has nothing to do for token ids.
+    Unnecessary once: AsyncLLM takes a TokensPrompt as it is.
+    """
+    from vllm.inputs.engine import tokens_input
+
+    return tokens_input(token_ids, cache_salt=cache_salt)
+
+
+async def pause(client: Any) -> None:
+    """Pause sampling on an AsyncLLM; requests in flight stay, and so does the cache.
+
+    Uses: `AsyncLLM.engine_core.pause_scheduler_async`.
+    Why: AsyncLLM.pause_generation also sleeps for 20 ms, only to order its outputs.
+    Unnecessary once: AsyncLLM.pause_generation does not sleep.
+    """
+    await client.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+
+
+def has_adapters(architecture: str) -> bool:
+    """Whether vLLM can run adapters on a model of this class, by transformers' name.
+
+    True if it cannot be asked: vLLM does not know the class, or lacks a package that models which see need.
+
+    Uses: the registered models of `ModelRegistry`, and `supports_lora` of `vllm.model_executor.models.interfaces`.
+    Why: an engine refuses adapters only once it has started, and a check must not start one.
+    Unnecessary once: ModelRegistry answers this for the name of an architecture.
+    """
+    from vllm.model_executor.models import ModelRegistry
+    from vllm.model_executor.models.interfaces import supports_lora
+
+    model = ModelRegistry.models.get(architecture)
+    try:
+        return model is None or bool(supports_lora(model.load_model_cls()))
+    except ImportError:
+        return True
+
+
+# -- chats -------------------------------------------------------------------------------------------------------------
+
+
+def serving_chat(client: Any, common: dict[str, Any], parsers: dict[str, Any]) -> Any:
+    """Return vLLM's serving layer for chats on an AsyncLLM; it has no model names other than those of adapters.
+
+    Args:
+        client: The AsyncLLM.
+        common: Options of the renderer and of the serving layer.
+        parsers: Names of the parsers of both, and whether tools are parsed.
+
+    Uses: `OpenAIServingChat`, `OpenAIServingModels`, `BaseModelPath` and `OnlineRenderer`.
+    Why: vLLM documents its HTTP server only, and the chats of an engine come through Ray.
+    Unnecessary once: vLLM documents chat completions of an AsyncLLM without an HTTP server.
+    """
+    from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+    from vllm.entrypoints.openai.models.protocol import BaseModelPath
+    from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+    from vllm.renderers.online_renderer import OnlineRenderer
+
+    # vLLM would put the structure of a gpt-oss's whole turn into its final message.
+    is_harmony = client.model_config.hf_config.model_type == "gpt_oss"
+    return OpenAIServingChat(
+        client,
+        OpenAIServingModels(client, [BaseModelPath(name="model", model_path="")]),
+        "assistant",
+        online_renderer=OnlineRenderer(
+            client.model_config, client.renderer, **common, **({} if is_harmony else parsers)
+        ),
+        enable_prompt_tokens_details=True,
+        **common,
+        **parsers,
+    )
+
+
+def serve_adapter(serving: Any, lora: Any) -> None:
+    """Let requests of a serving layer name an adapter, given as a LoRARequest.
+
+    Uses: `OpenAIServingModels.lora_requests`.
+    Why: load_lora_adapter would load the adapter again, with an id of its own.
+    Unnecessary once: OpenAIServingModels accepts a loaded LoRARequest.
+    """
+    serving.models.lora_requests[lora.lora_name] = lora
+
+
+def chat_request_class() -> type[Any]:
+    """Return the class of the requests that the serving layer and the parsers of tools and reasoning take.
+
+    Uses: `vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionRequest`.
+    Why: the documentation of parser plugins names the class, but not its module, which has moved before.
+    Unnecessary once: the class can be imported from a documented module.
+    """
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    request_class: type[Any] = ChatCompletionRequest
+    return request_class
+
+
+def error_of(raised: Exception) -> dict[str, Any]:
+    """Return the fields of the error response for an exception of the serving layer: message, code and param.
+
+    Uses: `vllm.entrypoints.serve.create_error_response`.
+    Why: the serving layer raises many kinds of exceptions, and only vLLM's HTTP server maps them.
+    Unnecessary once: the serving layer returns an error response for each of them.
+    """
+    from vllm.entrypoints.serve import create_error_response
+
+    fields: dict[str, Any] = create_error_response(raised).error.model_dump()
+    return fields
+
+
+def error_in(answer: Any) -> dict[str, Any] | None:
+    """Return the fields of an error response, as `error_of`; None if `answer` is another response.
+
+    Uses: `vllm.entrypoints.serve.engine.protocol.ErrorResponse`.
+    Why: the serving layer returns refused requests as an object of this class.
+    Unnecessary once: it raises an exception for them.
+    """
+    from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+
+    return answer.error.model_dump() if isinstance(answer, ErrorResponse) else None
+
+
+def thinking_parser() -> type[Any]:
+    """Return the base class of vLLM's reasoning parsers for models with a start and an end token.
+
+    Uses: `vllm.reasoning.basic_parsers.BaseThinkingReasoningParser`.
+    Why: the documented base class, ReasoningParser, reads no stream by itself.
+    Unnecessary once: `vllm.reasoning` exports the class.
+    """
+    from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
+
+    base: type[Any] = BaseThinkingReasoningParser
+    return base
+
+
+# -- workers: weights --------------------------------------------------------------------------------------------------
+
+
+def begin_reload(model: nn.Module) -> None:
+    """Prepare a worker's model for new weights; `load_weights` then fills one layer after the other.
+
+    Uses: `initialize_layerwise_reload`, and `moe_kernel` of the layers' `quant_method`.
+    Why: CPU workers repack weights, so a plain `load_weights` into a running model fails with a shape error. With a
+    kernel, vLLM would not pack the new weights of experts as a CPU's need.
+    Unnecessary once: the base class of transports does both in start_weight_update.
+    """
+    from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+    from vllm.platforms import current_platform
+
+    initialize_layerwise_reload(model)
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if current_platform.is_cpu() and method is not None and hasattr(method, "moe_kernel"):
+            method.moe_kernel = None
+
+
+def finish_reload(model: nn.Module, config: Any) -> None:
+    """Complete the layers that `begin_reload` prepared; `config` is vLLM's model config.
+
+    Uses: `finalize_layerwise_reload`, and the `quant_method` of `ParallelLMHead`.
+    Why: a tied head shares the embedding's tensor, but on CPUs it computes with a packed copy of it. The reload does
+    not update this copy, since it loads no weights for the head itself.
+    Unnecessary once: the base class of transports does both in finish_weight_update.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+    from vllm.platforms import current_platform
+
+    finalize_layerwise_reload(model, config)
+    if current_platform.is_cpu() and config.hf_text_config.tie_word_embeddings:
+        for module in model.modules():
+            if isinstance(module, ParallelLMHead):
+                module.quant_method.process_weights_after_loading(module)
+
+
+def load_when_complete(held: Any, module: nn.Module, name: str, value: Tensor) -> Any:
+    """Load `value` into a parameter or buffer without memory, `held`, once its layer is complete.
+
+    Uses: `make_online_process_loader` and `default_weight_loader`.
+    Why: some models copy weights straight into their parameters, which have no memory during a reload.
+    Unnecessary once: every model of vLLM loads its weights by a `weight_loader`.
+    """
+    from vllm.model_executor.model_loader.reload.layerwise import make_online_process_loader
+    from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+
+    held.weight_loader = default_weight_loader
+    held.weight_loader = make_online_process_loader(module, name)
+    return held.weight_loader(held, value)
+
+
+# -- workers: positions and adapters -----------------------------------------------------------------------------------
+
+
+def rotary_kernel() -> Callable[..., Any]:
+    """Return vLLM's method for rotary positions on CPUs.
+
+    Uses: `RotaryEmbedding.forward_cpu`.
+    Why: it takes queries and keys of one shape only; see `replace_rotary_kernel`.
+    Unnecessary once: it takes the shapes that vLLM's models pass.
+    """
+    from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+
+    kernel: Callable[..., Any] = RotaryEmbedding.forward_cpu
+    return kernel
+
+
+def replace_rotary_kernel(kernel: Callable[..., Any]) -> None:
+    """Make the models that this process loads from now on use `kernel` for rotary positions on CPUs.
+
+    Uses, why and until when: as `rotary_kernel`.
+    """
+    from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+
+    RotaryEmbedding.forward_cpu = kernel
+
+
+def cpu_lora_operations() -> type[Any]:
+    """Return the class of vLLM's LoRA operations on CPUs.
+
+    Uses: `vllm.lora.punica_wrapper.punica_cpu.PunicaWrapperCPU`.
+    Why: its operations copy the adapter's matrices for each token, and give rows without an adapter those
+    of the last slot.
+    Unnecessary once: its operations group the rows by adapter.
+    """
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    operations: type[Any] = PunicaWrapperCPU
+    return operations
+
+
+def replace_lora_operations(runner: Any, make: Callable[[], Any]) -> None:
+    """Replace the LoRA operations of a model runner by those that `make` returns, one for each part of the model.
+
+    Uses: `lora_manager._adapter_manager`, its `punica_wrapper_mapping`, `modules` and `_get_punica_wrapper`.
+    Why: vLLM chooses the operations by platform and has no setting for them.
+    Unnecessary once: `cpu_lora_operations` is.
+    """
+    manager = runner.lora_manager._adapter_manager
+    for prefix in manager.punica_wrapper_mapping:
+        manager.punica_wrapper_mapping[prefix] = make()
+    for name, module in manager.modules.items():
+        module.set_mapping(manager._get_punica_wrapper(name))
+
+
+def missing_modules(runner: Any, lora_id: int) -> list[str]:
+    """Return the modules that a loaded adapter changes and the model lacks.
+
+    Uses: `lora_manager._adapter_manager`, its `modules` and `get_adapter`.
+    Why: vLLM leaves such modules out without an error.
+    Unnecessary once: AsyncLLM.add_lora refuses an adapter that does not fit.
+    """
+    manager = runner.lora_manager._adapter_manager
+    return sorted(manager.get_adapter(lora_id).loras.keys() - manager.modules.keys())
+
+
+# -- workers: experts --------------------------------------------------------------------------------------------------
+
+
+def watch_routers(model: nn.Module, watcher: Any) -> None:
+    """Call `watcher.capture(layer, experts)` for each choice of experts in a model.
+
+    Uses: `bind_routed_experts_capturer`.
+    Why: vLLM reports the experts on GPUs only.
+    Unnecessary once: `enable_return_routed_experts` works on CPUs.
+
+    Raises:
+        ValueError: The model has no router that vLLM can watch.
+    """
+    from vllm.model_executor.layers.fused_moe.routed_experts_capturer import bind_routed_experts_capturer
+
+    bind_routed_experts_capturer(model, watcher)
+
+
+def complete_cache(runner: Any) -> tuple[int, int, int] | None:
+    """Return a cache whose slots hold all tokens of a request: its number, its tokens per block, and its blocks.
+
+    None if no layer attends to all tokens.
+
+    Uses: the `kv_cache_config` of the model runner, and `FullAttentionSpec`.
+    Why, and until when: as `watch_routers`.
+    """
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    config = runner.kv_cache_config
+    for number, group in enumerate(config.kv_cache_groups):
+        spec = group.kv_cache_spec
+        specs = list(getattr(spec, "kv_cache_specs", {}).values()) or [spec]
+        if all(isinstance(one, FullAttentionSpec) for one in specs):
+            return number, spec.block_size, config.num_blocks
+    return None
+
+
+def running_requests(runner: Any, scheduled: Any, cache: int) -> Iterator[tuple[str, int, int, NDArray[np.int32]]]:
+    """Yield each request of a step, in the order of its tokens there.
+
+    A request has its id, its tokens in the step, its tokens before the step, and its blocks in the cache of this
+    number.
+
+    Uses: the `input_batch` of the model runner, and `SchedulerOutput.num_scheduled_tokens`.
+    Why, and until when: as `watch_routers`.
+    """
+    batch = runner.input_batch
+    blocks = batch.block_table[cache].get_numpy_array()
+    for index, request_id in enumerate(batch.req_ids):
+        if count := scheduled.num_scheduled_tokens.get(request_id, 0):
+            yield request_id, count, int(batch.num_computed_tokens_cpu[index]), blocks[index]

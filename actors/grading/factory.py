@@ -8,9 +8,9 @@ from functools import partial
 from typing import assert_never
 
 from agent_rft.actors.endpoints.model_client import CHAT, EMBEDDINGS, ModelClients, model_url, with_key
-from agent_rft.actors.endpoints.proxies import proxy_mistake
+from agent_rft.actors.endpoints.network.proxies import proxy_mistake
+from agent_rft.actors.endpoints.network.url import endpoint_mistake
 from agent_rft.actors.endpoints.signing import Signer
-from agent_rft.actors.endpoints.url import endpoint_mistake
 from agent_rft.actors.graders.base import UNGATED, Grader
 from agent_rft.actors.graders.kinds.code_check import CodeCheck
 from agent_rft.actors.graders.kinds.endpoint import EndpointGrade

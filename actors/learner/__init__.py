@@ -1,4 +1,4 @@
-"""The learner: one DeepSpeed rank, and the group of ranks that the loop uses.
+"""The group of the learner's ranks as Ray processes, which the loop uses.
 
 Nothing that knows rollouts, tools or graders: it gets sequences and computes steps.
 """

@@ -1,6 +1,7 @@
 """The learner as the loop uses it: ranks in Ray actors that act as one; if one fails, all are killed.
 
-The group splits a batch into mini-batches and packs them; ranks only compute. A call runs on all ranks or on none.
+The group splits a batch into mini-batches and packs them; ranks only compute. A call runs on all ranks or on none. A
+step may take a time in proportion to its tokens (`StepLimit`), so that a long step is not taken for a hang.
 """
 
 from __future__ import annotations
@@ -8,40 +9,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
-import torch
 from numpy.typing import NDArray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError
 
-from agent_rft.actors.learner.rank import LearnerConfig, LearnerRank
-from agent_rft.actors.learner.step_limit import StepLimit
-from agent_rft.actors.runtime.calls import cannot_start, kind_of
-from agent_rft.actors.runtime.exporter import start_telemetry
+from agent_rft.actors.learner.rank_calls import GRACE_S, CallFailure, StepLimit, call_results
+from agent_rft.actors.learner.rank_process import PULSE, WRITE, RankProcess
+from agent_rft.actors.runtime.calls import kind_of
 from agent_rft.actors.runtime.in_flight import Doing
-from agent_rft.actors.runtime.ports import free_port
-from agent_rft.actors.runtime.recorder import Recorder
+from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress
 from agent_rft.actors.runtime.turns import Turns
 from agent_rft.actors.runtime.watchdog import Watched
-from agent_rft.actors.weights.checksum import checksum
-from agent_rft.actors.weights.layout import TensorInfo
 from agent_rft.actors.weights.start_timeout import start_timeout_s
 from agent_rft.errors import LearnerFailed, RftError
+from agent_rft.trainer.learner.layout import TensorInfo
+from agent_rft.trainer.learner.rank_config import LearnerConfig
 from agent_rft.trainer.model.batch import AnySequence, MicroBatch, WeightedSequence, pack, split_updates
 from agent_rft.types import Converted, StepReport
 
 SCHEDULE_TIMEOUT_S = 900.0
 """Timeout for all ranks to be scheduled and to import."""
-GRACE_S = 10.0
-"""How long the other ranks may take to fail after the first: the first error is often only that a peer is gone."""
-PULSE = "pulse"
-"""The concurrency group, with its own thread, in which a rank answers while it computes."""
-WRITE = "write"
-"""The one in which a rank writes a snapshot while it computes."""
 
 
 class LearnerGroup:
@@ -52,8 +44,14 @@ class LearnerGroup:
     stay alive.
     """
 
-    def __init__(self, config: LearnerConfig, actor_options: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        config: LearnerConfig,
+        actor_options: Sequence[Mapping[str, Any]],
+        metrics: MetricsAddress | None = None,
+    ) -> None:
         self._config = config
+        self._metrics = metrics
         self._actor_options = actor_options
         self._actors: list[Any] = []
         self._given_up: dict[int, str] = {}
@@ -65,9 +63,14 @@ class LearnerGroup:
         self.incarnation = 0
 
     @classmethod
-    async def start(cls, config: LearnerConfig, actor_options: Sequence[Mapping[str, Any]]) -> LearnerGroup:
+    async def start(
+        cls,
+        config: LearnerConfig,
+        actor_options: Sequence[Mapping[str, Any]],
+        metrics: MetricsAddress | None = None,
+    ) -> LearnerGroup:
         """Start one rank per entry of `actor_options`, which are Ray's (num_cpus, num_gpus, ...)."""
-        group = cls(config, actor_options)
+        group = cls(config, actor_options, metrics)
         await group.restart()
         return group
 
@@ -81,8 +84,8 @@ class LearnerGroup:
             await self._turns.to_new_learner()
         self._given_up = {}
         self.incarnation += 1
-        process: Any = ray.remote(concurrency_groups={PULSE: 1, WRITE: 1})(_RankProcess)
-        self._actors = [process.options(**options).remote() for options in self._actor_options]
+        process: Any = ray.remote(concurrency_groups={PULSE: 1, WRITE: 1})(RankProcess)
+        self._actors = [process.options(**options).remote(self._metrics) for options in self._actor_options]
         try:
             await self.build(self._config)
         except BaseException:  # on cancellation too, so that no rank is left behind
@@ -272,96 +275,15 @@ class LearnerGroup:
 
     async def _results(self, what: str, refs: Sequence[Any], timeout_s: float) -> list[Any]:
         """The results of all ranks; if one fails or is late, all are shut down."""
-        tasks = [asyncio.ensure_future(_outcome(ref)) for ref in refs]
-        try:
-            done, late = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
-            if late and any(task.exception() for task in done):
-                _, late = await asyncio.wait(late, timeout=GRACE_S)
-            errors = {rank: task.exception() for rank, task in enumerate(tasks) if task not in late}
-        finally:
-            for task in tasks:
-                task.cancel()
-        failed = {rank: error for rank, error in errors.items() if error is not None}
-        if not late and not failed:
-            return [task.result() for task in tasks]
-        if failed:
-            failure = _why(what, failed, len(tasks), self._given_up)
-        else:
-            ranks = [rank for rank, task in enumerate(tasks) if task in late]
-            text = f"learner ranks {ranks} of {len(tasks)} did not finish {what} in {timeout_s:g} s"
-            failure = LearnerFailed(text, ranks=ranks)
-        if late or not all(isinstance(error, RftError) for error in errors.values()):
-            if self._actors:  # else a call beside found it first, and knows better why
-                self._failure = failure
-                await self.shutdown()
-            raise self._failure
-        raise failure
-
-
-class _RankProcess:
-    """The Ray actor of one rank; expected errors are returned as values, see `agent_rft.actors.runtime.calls`."""
-
-    _rank: LearnerRank
-
-    def __init__(self) -> None:
-        self._doing: dict[str, float] = {}
-        self._recorder: Recorder | None = None
-
-    def address(self) -> str:
-        """A free host:port on this node: the ranks' rendezvous, if this is rank 0."""
-        return f"{ray.util.get_node_ip_address()}:{free_port()}"
-
-    def build(self, config: LearnerConfig, rank: int, world_size: int, address: str) -> RftError | None:
-        if self._recorder is None:
-            self._recorder = start_telemetry(config.metrics, f"learner-rank-{rank}")
-        try:
-            self._rank = LearnerRank(config, rank, world_size, address)
-        except RftError as error:
-            return error
-        return None
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        with self._at(method):
-            try:
-                return getattr(self._rank, method)(*arguments)
-            except RftError as error:
-                return error
-
-    def put_bucket(self, index: int) -> list[Any]:
-        """The reference to a copy of the bucket, and its checksum.
-
-        Ray does not resolve a reference in a list: bytes go only to nodes that load them.
-        """
-        with self._at("gather_bucket"):
-            data = self._rank.gather_bucket(index)
-            return [] if data is None else [ray.put(data), checksum(torch.from_numpy(data))]
-
-    @ray.method(concurrency_group=WRITE)  # type: ignore[untyped-decorator]
-    def write(self, folder: Path) -> OSError | None:
-        """Write the snapshot in another thread; the rank outlives a disk that fails."""
-        try:
-            with self._at("write"):
-                self._rank.write(folder)
-        except OSError as error:
-            return error
-        return None
-
-    @ray.method(concurrency_group=PULSE)  # type: ignore[untyped-decorator]
-    def pulse(self) -> list[Doing]:
-        """What this rank is doing; runs in another thread while it computes."""
-        now = time.monotonic()
-        return [Doing("", method, now - since) for method, since in self._doing.copy().items()]
-
-    @contextlib.contextmanager
-    def _at(self, method: str) -> Iterator[None]:
-        """Report `method` to `pulse` while it runs, and record its duration if it succeeds."""
-        assert self._recorder is not None  # build() was called before
-        self._doing[method] = time.monotonic()
-        try:
-            yield
-            self._recorder.record(f"rank_s/{method}", time.monotonic() - self._doing[method])
-        finally:
-            del self._doing[method]
+        found = await call_results(what, refs, timeout_s, self._given_up)
+        if not isinstance(found, CallFailure):
+            return found
+        if not found.is_fatal:
+            raise found.error
+        if self._actors:  # else a concurrent call found it first, and knows better why
+            self._failure = found.error
+            await self.shutdown()
+        raise self._failure
 
 
 def _num_tokens(sequences: Sequence[AnySequence]) -> int:
@@ -373,39 +295,8 @@ def _absolute(folder: Path) -> Path:
     return folder.absolute()
 
 
-async def _outcome(ref: Any) -> Any:
-    outcome = await ref
-    if isinstance(outcome, RftError):
-        raise outcome
-    return outcome
-
-
 async def _gone(actor: Any) -> None:
     """Wait until Ray reports a killed actor as dead."""
     with contextlib.suppress(RayError, TimeoutError):
         async with asyncio.timeout(GRACE_S):
             await actor.address.remote()
-
-
-def _why(what: str, failed: Mapping[int, BaseException], num_ranks: int, given_up: Mapping[int, str]) -> RftError:
-    """One error for the errors of several ranks; lost processes come first, since the others only lost a peer."""
-    for rank, error in failed.items():
-        known = error if isinstance(error, RftError) else cannot_start(error, f"learner rank {rank}")
-        if known is not None:
-            return known
-    ranks = sorted(failed, key=lambda rank: not isinstance(failed[rank], RayActorError))
-    described = [(rank, given_up.get(rank) or _lost(failed[rank])) for rank in ranks]
-    failed_in = [(f"learner rank {rank} of {num_ranks} failed in {what}", why, failed[rank]) for rank, why in described]
-    message = "; ".join(f"{who}: {why or _quoted(error)}" for who, why, error in failed_in)
-    public = "; ".join(f"{who}: {why}" if why else who for who, why, _ in failed_in)
-    return LearnerFailed(message, ranks=ranks, public=public)
-
-
-def _lost(error: BaseException) -> str:
-    lost = isinstance(error, RayActorError)
-    return "its process was lost (killed, out of memory, or its node is gone)" if lost else ""
-
-
-def _quoted(error: BaseException) -> str:
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    return f"{type(cause).__name__}: {cause}"

@@ -25,7 +25,7 @@ from agent_rft.actors.graders.sample import sample_of
 from agent_rft.actors.rollout.time_budget import TimeBudget
 from agent_rft.actors.rollout.trajectory import Trajectory, read_turn
 from agent_rft.actors.runtime.in_flight import InFlight
-from agent_rft.actors.runtime.tracing import NO_TRACES, Tracer, failed
+from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, Tracer, failed
 from agent_rft.chat.renderer import Renderer
 from agent_rft.chat.template import RenderFailed
 from agent_rft.errors import Discard, TemplateFailed

@@ -14,24 +14,25 @@ from numpy.typing import NDArray
 
 from agent_rft.actors.engine.chat.parsing import parser_of
 from agent_rft.actors.engine.chat.tokenizer import engine_tokenizer
+from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.shared.actor import SharedConfig
 from agent_rft.actors.engine.shared.client import EngineClient
-from agent_rft.actors.engine.vllm_engine import Engine, EngineConfig
+from agent_rft.actors.engine.vllm_engine import Engine
 from agent_rft.actors.grading.pool import GraderPoolClient
 from agent_rft.actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from agent_rft.actors.runtime.calls import outcome_of
 from agent_rft.actors.runtime.channel import Channel, Reachable
-from agent_rft.actors.runtime.exporter import MetricsAddress, start_telemetry
 from agent_rft.actors.runtime.in_flight import Doing
 from agent_rft.actors.runtime.process import importing, lower_priority
-from agent_rft.actors.runtime.tracing import tracer_of
+from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress, start_telemetry
+from agent_rft.actors.runtime.telemetry.tracing import tracer_of
 from agent_rft.actors.tools.actor import DispatcherClient, OwnedSessions
-from agent_rft.actors.weights.layout import Layout, Loaded
 from agent_rft.chat.dialect import Dialect
 from agent_rft.chat.renderer import Renderer
 from agent_rft.errors import RftError
 from agent_rft.rows.rollout_json import outcome_as_json, outcome_from_json, task_as_json, task_from_json
 from agent_rft.spec.operator.config import TraceSettings
+from agent_rft.trainer.learner.layout import Layout, Loaded
 from agent_rft.types import Discarded, Rollout
 
 

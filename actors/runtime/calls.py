@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from agent_rft.actors.runtime.tracing import FLUSH_S
+from agent_rft.actors.runtime.telemetry.tracing import FLUSH_S
 from agent_rft.errors import CannotStart, Discard, RftError
 
 T = TypeVar("T")

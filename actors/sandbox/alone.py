@@ -13,15 +13,8 @@ import time
 
 from agent_rft import untrusted
 from agent_rft.actors.sandbox import runner
-from agent_rft.actors.sandbox.start import (
-    RUN_LIMITS,
-    TRY_AGAIN,
-    SandboxReport,
-    last_output,
-    launch,
-    runs_config,
-    sandbox_report,
-)
+from agent_rft.actors.sandbox.sandbox_config import RUN_LIMITS, runs_config
+from agent_rft.actors.sandbox.start import TRY_AGAIN, SandboxReport, last_output, launch, sandbox_report
 
 
 def run_alone(request: bytes) -> bytes:

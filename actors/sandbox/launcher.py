@@ -5,7 +5,7 @@ on standard input is closed (the owner closed it or is gone), or when together t
 creates them it forks the runner (`agent_rft.actors.sandbox.runner`), which holds the sandboxes of code under test. It
 runs none of the grader's code and imports only `agent_rft.untrusted` and files of this room, which import the
 standard library only: it is run by path, with an empty environment, as `python -I -S launcher.py CONFIG`, where CONFIG
-comes from `agent_rft.actors.sandbox.start`.
+comes from `agent_rft.actors.sandbox.sandbox_config`.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ the next grade starts. Its answer comes over a separate pipe, after a random wor
 
 This process is the first one of its namespace, so no process inside can kill or stop it. It is run by path, as `python
 -I -S worker.py`, with the few files of ours that are bound beside it, and talks over the socket on descriptor 0. A
-message is its length (four bytes) and JSON. The first one is the configuration (`agent_rft.actors.sandbox.start`),
-answered with the effective protections. Only then does the owner send the grader's source, so no foreign code runs
-where a protection is missing. Its arguments are two more sockets, if there is a runner
-(`agent_rft.actors.sandbox.runner`): one for the runs that a grade asks for, and one on which this process says that the
-turn of a grade begins.
+message is its length (four bytes) and JSON. The first one is the configuration (`worker_config` in
+`agent_rft.actors.sandbox.sandbox_config`), answered with the effective protections. Only then does the owner send the
+grader's source, so no foreign code runs where a protection is missing. Its arguments are two more sockets, if there is
+a runner (`agent_rft.actors.sandbox.runner`): one for the runs that a grade asks for, and one on which this process says
+that the turn of a grade begins.
 """
 
 from __future__ import annotations

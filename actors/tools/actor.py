@@ -22,11 +22,11 @@ from agent_rft.actors.endpoints.signing import Signer
 from agent_rft.actors.endpoints.stats import live_endpoint_metrics, merged
 from agent_rft.actors.runtime.calls import QUICK_S, ask
 from agent_rft.actors.runtime.channel import Channel, Reachable
-from agent_rft.actors.runtime.exporter import MetricsAddress, start_telemetry
 from agent_rft.actors.runtime.in_flight import Doing
 from agent_rft.actors.runtime.nodes import ELSEWHERE
 from agent_rft.actors.runtime.process import lower_priority
-from agent_rft.actors.runtime.tracing import tracer_of
+from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress, start_telemetry
+from agent_rft.actors.runtime.telemetry.tracing import tracer_of
 from agent_rft.actors.runtime.watchdog import Watched, watched_helper
 from agent_rft.actors.tools.dispatcher import Dispatcher
 from agent_rft.actors.tools.sessions import CLOSE_S, SessionBook

@@ -18,8 +18,8 @@ from agent_rft.actors.endpoints.call_errors import TOO_LARGE_STATUSES
 from agent_rft.actors.endpoints.client import EndpointClient
 from agent_rft.actors.endpoints.gate import Sockets
 from agent_rft.actors.endpoints.signing import Signer
+from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, Tracer, failed
 from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
-from agent_rft.actors.runtime.tracing import NO_TRACES, Tracer, failed
 from agent_rft.errors import ToolFailed
 from agent_rft.spec.endpoints import ToolSpec
 from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator

@@ -21,8 +21,8 @@ from typing import Any
 from agent_rft.actors.endpoints.answer import HttpAnswer
 from agent_rft.actors.endpoints.client import EndpointClient
 from agent_rft.actors.endpoints.signing import Signer
+from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, Tracer, failed
 from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
-from agent_rft.actors.runtime.tracing import NO_TRACES, Tracer, failed
 from agent_rft.actors.tools.session_journal import SessionJournal
 from agent_rft.errors import EndpointRefused, RftError, ToolFailed
 from agent_rft.spec.endpoints import SessionSpec

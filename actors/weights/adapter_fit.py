@@ -6,7 +6,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from agent_rft.actors.weights.adapter import WEIGHTS_FILE
+from agent_rft.trainer.learner.adapter import WEIGHTS_FILE
 
 PREFIX = "base_model.model."
 

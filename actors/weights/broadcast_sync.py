@@ -19,9 +19,9 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 from agent_rft.actors.runtime.calls import ask
-from agent_rft.actors.weights.layout import MAX_BUCKET_BYTES
 from agent_rft.actors.weights.sync import MIN_SYNC_TIMEOUT_S, Published, WeightSource, WeightSync, sync_timeout_s
 from agent_rft.errors import EngineFailed
+from agent_rft.trainer.learner.layout import MAX_BUCKET_BYTES
 
 
 class BroadcastSource(WeightSource, Protocol):

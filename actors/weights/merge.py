@@ -11,15 +11,15 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from agent_rft.actors.weights.adapter import CONFIG_FILE, AdapterFolder
-from agent_rft.actors.weights.checkpoint_weights import (
+from agent_rft.errors import UserError
+from agent_rft.trainer.learner.adapter import CONFIG_FILE, AdapterFolder
+from agent_rft.trainer.learner.checkpoint_weights import (
     INDEX,
     copy_companions,
     files_that_transformers_reads,
     names_in,
     save_tensors,
 )
-from agent_rft.errors import UserError
 from agent_rft.trainer.loop.checkpoint import STATE
 from agent_rft.trainer.model.lora import PREFIX
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent_rft.actors.weights.adapter import AdapterFolder
+from agent_rft.trainer.learner.adapter import AdapterFolder
 
 START_TIMEOUT_S = 900.0
 """Timeout for everything but reading the weights: imports, compilation, warm-up."""

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from ray.exceptions import ObjectLostError
 
 from agent_rft.actors.runtime.calls import ask
-from agent_rft.actors.weights.checksum import MASK
-from agent_rft.actors.weights.layout import MAX_BUCKET_BYTES, Layout, Loaded, num_bytes
+from agent_rft.actors.weights.bucket import MASK
 from agent_rft.errors import EngineFailed, LearnerFailed
+from agent_rft.trainer.learner.layout import MAX_BUCKET_BYTES, Layout, Loaded, num_bytes
 
 MIN_SYNC_TIMEOUT_S = 600.0
 MIN_SYNC_BYTES_PER_S = 50e6

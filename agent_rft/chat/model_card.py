@@ -13,8 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agent_rft.chat.dialect import Dialect
 from agent_rft.errors import UserError
-from agent_rft.spec.lora import LoraSpec
-from agent_rft.spec.model_options import ModelOptions, Parser, StopTokens, TemplateArguments
+from agent_rft.spec.model_options import LoraSpec, ModelOptions, Parser, StopTokens, TemplateArguments
 
 FILE = "agent_rft.json"
 FORMAT = 1

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import typer
 
-from agent_rft.cli.api_client import client_of, pages, profiles_file, profiles_of
+from agent_rft.cli.api_commands.api_client import client_of, pages, profiles_file, profiles_of
 from agent_rft.errors import RftError
 
 ANSWER_S = 1.0

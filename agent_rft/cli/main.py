@@ -12,48 +12,33 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from agent_rft.actors.runtime.process import drop_lost_output, end_process, importing, open_standard_files
-from agent_rft.cli import client as client_cli
 from agent_rft.cli import completion, doctor, merge, ready
-from agent_rft.cli.audit import app as audit_app
+from agent_rft.cli.api_commands import client as client_cli
+from agent_rft.cli.api_commands.audit import app as audit_app
+from agent_rft.cli.api_commands.keys import DEFAULT_FOLDER, DatabaseUrl, Folder
+from agent_rft.cli.api_commands.keys import app as keys_app
+from agent_rft.cli.api_commands.traces import traces_command
+from agent_rft.cli.check import check_command, plan_command
 from agent_rft.cli.compare import compare_command
-from agent_rft.cli.durations import seconds_of
 from agent_rft.cli.explain import explain_command, schema
 from agent_rft.cli.importing import app as import_app
 from agent_rft.cli.init import init_command
-from agent_rft.cli.job_files import (
-    ClusterAddress,
-    ConfigFile,
-    JobFile,
-    Runs,
-    given_options,
-    job_lines,
-    read_job_file,
-    read_operator,
-)
-from agent_rft.cli.keys import DEFAULT_FOLDER, DatabaseUrl, Folder
-from agent_rft.cli.keys import app as keys_app
-from agent_rft.cli.open_run import open_console
-from agent_rft.cli.prompt import print_prompt
-from agent_rft.cli.traces import traces_command
+from agent_rft.cli.job_files import ClusterAddress, ConfigFile, JobFile, Runs, job_lines, read_job_file, read_operator
+from agent_rft.cli.train import train_command
 from agent_rft.cluster.run.signals import STOPPED
-from agent_rft.errors import InvalidJob, MadeBefore, RftError
-
-if TYPE_CHECKING:
-    from agent_rft.rows.ownership import Claim
-    from agent_rft.spec.job import JobSpec
-    from agent_rft.spec.operator.config import Operator
+from agent_rft.errors import InvalidJob, RftError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(keys_app, name="keys")
@@ -105,74 +90,7 @@ def common(
 app.command("init")(init_command)
 
 
-@app.command("train")
-def train_command(
-    job: JobFile,
-    runs: Runs = Path("runs"),
-    resume: Annotated[
-        Path | None,
-        typer.Option(help="resume from the last checkpoint of this run folder", autocompletion=completion.run_folders),
-    ] = None,
-    run_folder: Annotated[
-        Path | None,
-        typer.Option(
-            help="train in this folder, from its last checkpoint if it has one", autocompletion=completion.run_folders
-        ),
-    ] = None,
-    wait_for_run: Annotated[
-        str | None,
-        typer.Option(
-            help="how long to wait for another process that trains in the folder to end, such as 90s, 10m or 2h; "
-            "without it, it is refused"
-        ),
-    ] = None,
-    address: ClusterAddress = None,
-    config: ConfigFile = None,
-    retry_refused: Annotated[
-        bool,
-        typer.Option(help="as a Ray job: end an invalid job as FAILED, which KubeRay retries, or else as STOPPED"),
-    ] = True,
-    open_: Annotated[
-        bool, typer.Option("--open", help="show the run in the browser, on this machine; after it until Ctrl-C")
-    ] = False,
-) -> None:
-    """Check a job, then train it. The run folder has its metrics, events, traces, checkpoints and report."""
-    with _refused(retry_refused):
-        operator = read_operator(config)
-        if run_folder is not None and resume is not None:
-            raise typer.BadParameter("give --resume or --run-folder, not both")
-        folder = resume or run_folder
-        if wait_for_run is not None and folder is None:
-            raise typer.BadParameter("give it with --run-folder or --resume", param_hint="--wait-for-run")
-        with ExitStack() as owning:
-            claimed = owning.enter_context(_owned(folder, wait_for_run))
-            if folder is not None:
-                _restore(folder, operator)
-            resumed = resume is not None or (run_folder is not None and _has_checkpoint(run_folder))
-            if folder is not None and resumed:
-                from agent_rft.cluster.planning.model_folder import ModelFolder
-                from agent_rft.cluster.preflight.job_endpoints import allow_own_endpoints
-
-                spec = _load_accepted(job, folder)
-                model = ModelFolder.find(spec.model)
-                operator = allow_own_endpoints(operator, spec, address)
-            else:
-                spec, model, operator = read_job_file(job, operator, address)
-            with importing():
-                from agent_rft.cluster.records.run_folder import new_run_folder
-                from agent_rft.cluster.run.driver import claim_run, train
-
-            given = [str(job), *given_options({"--address": address, "--config": config})]
-            if claimed is None and open_:
-                folder = new_run_folder(runs, spec.suffix)
-                claimed = owning.enter_context(claim_run(folder, 0.0, print))
-            parent = runs if run_folder is None else run_folder.parent
-            must_resume = resume is not None
-            training = train(spec, model, parent, claimed, address, operator, given=given, must_resume=must_resume)
-            opened = open_console(folder, resumed=resumed) if open_ and folder is not None else nullcontext()
-            with job_lines(job), opened:
-                outcome = asyncio.run(training)
-    raise typer.Exit(STOPPED if outcome == "stopped" else 0)
+app.command("train")(train_command)
 
 
 @app.command("eval")
@@ -205,121 +123,10 @@ def eval_command(
 app.command("ready")(ready.ready_command)
 
 
-@app.command("check")
-def check_command(
-    job: JobFile,
-    runs: Runs = Path("runs"),
-    address: ClusterAddress = None,
-    config: ConfigFile = None,
-    show_prompt: Annotated[
-        bool, typer.Option("--show-prompt", help="print what the model sees of the first row, and what is trained")
-    ] = False,
-) -> None:
-    """Check a job without starting it; each tool and the grader are called once. All problems are listed."""
-    spec, model, operator = read_job_file(job, read_operator(config), address)
-    with importing():
-        from agent_rft.cluster.preflight.shown_prompt import first_prompt
-        from agent_rft.cluster.run.driver import check
-
-    if show_prompt and (shown := first_prompt(spec, model)) is not None:
-        print_prompt(Console(highlight=False), shown)
-    with job_lines(job):
-        asyncio.run(check(spec, model, runs, address, operator))
-
-
-@app.command("plan")
-def plan_command(
-    job: JobFile,
-    cluster: Annotated[
-        Path | None, typer.Option(help="a list of nodes, YAML: plan for these instead of this machine")
-    ] = None,
-    address: ClusterAddress = None,
-    smallest: Annotated[
-        bool, typer.Option("--smallest", help="plan the layout with the fewest GPUs, and show the settings that fix it")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
-) -> None:
-    """Show where a job's processes would run, what their nodes need, and what does not fit (exit code 2).
-
-    Starts nothing.
-    """
-    from agent_rft.cluster.planning.nodes import read_nodes, this_machine
-    from agent_rft.cluster.planning.plan_view import print_planned, request_of_file
-
-    if cluster is not None:
-        request = request_of_file(job, read_nodes(cluster))
-    elif address is not None:
-        from agent_rft.cluster.ray_cluster.session import ray_session
-
-        with ray_session(address) as nodes:
-            request = request_of_file(job, nodes)
-    else:
-        request = request_of_file(job, [this_machine()])
-    fits = print_planned(Console(), request, smallest=smallest, as_json=as_json)
-    raise typer.Exit(0 if fits else 2)
-
-
+app.command("check")(check_command)
+app.command("plan")(plan_command)
 app.command("explain")(explain_command)
 app.command("compare")(compare_command)
-
-
-@contextmanager
-def _owned(folder: Path | None, wait: str | None) -> Iterator[Claim | None]:
-    """Own the folder, if one is given; `wait` is --wait-for-run.
-
-    Raises:
-        FolderOwned: Another process owns it.
-    """
-    if folder is None:
-        yield None
-        return
-    wait_s = 0 if wait is None else seconds_of(wait, "--wait-for-run")
-    with importing():
-        from agent_rft.cluster.run.driver import claim_run
-    tell = partial(Console(stderr=True).print, soft_wrap=True, markup=False, highlight=False)
-    with claim_run(folder, wait_s, tell) as claimed:
-        yield claimed
-
-
-def _restore(run_folder: Path, operator: Operator) -> None:
-    """Bring the checkpoints of a run whose folder was lost from the operator's checkpoint store."""
-    from agent_rft.cluster.run.copies import open_store, restore
-
-    restore(run_folder, open_store(operator), partial(Console(stderr=True).print, soft_wrap=True, markup=False))
-
-
-def _has_checkpoint(run_folder: Path) -> bool:
-    from agent_rft.trainer.loop.checkpoint import latest_checkpoint
-
-    return latest_checkpoint(run_folder / "checkpoints") is not None
-
-
-def _load_accepted(path: Path, folder: Path) -> JobSpec:
-    """The job of a run that is resumed from its folder."""
-    from agent_rft.cluster.records.run_folder import RunFolder
-    from agent_rft.spec.job_file import load_accepted_job
-
-    try:
-        recorded = RunFolder(folder).job().get("job", {})
-    except ValueError:
-        recorded = {}  # damaged, which is reported where the run is resumed
-    job, warnings = load_accepted_job(path, recorded)
-    for warning in warnings:
-        Console(stderr=True, emoji=False).print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=True)
-    return job
-
-
-@contextmanager
-def _refused(retry: bool) -> Iterator[None]:
-    """Without `retry`, ends the Ray job that this command is in, if it refuses the job."""
-    try:
-        yield
-    except (InvalidJob, MadeBefore) as error:
-        if not retry:
-            from agent_rft.cluster.ray_cluster.job_status import refuse_for_good
-
-            refuse_for_good(error)
-        raise
 
 
 app.command("traces")(traces_command)

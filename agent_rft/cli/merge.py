@@ -15,9 +15,9 @@ def merge_command(
     out: Annotated[Path, typer.Argument(help="the new folder")],
 ) -> None:
     """Write a whole model: an adapter merged into its base. Any program that loads models can use it."""
-    from agent_rft.actors.weights.adapter import AdapterFolder
     from agent_rft.cluster.planning.model_folder import find_base
     from agent_rft.errors import UserError
+    from agent_rft.trainer.learner.adapter import AdapterFolder
 
     found = AdapterFolder.read(adapter)
     if found is None:

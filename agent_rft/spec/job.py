@@ -11,13 +11,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from agent_rft.spec.early_stop import EarlyStop
 from agent_rft.spec.endpoints import MOST, Positive, Processes, Rate, SessionSpec, Strict, ToolSpec
 from agent_rft.spec.graders import GraderSpec, GuardSpec
 from agent_rft.spec.integrations import Integrations
-from agent_rft.spec.lora import LoraSpec
-from agent_rft.spec.model_options import ModelOptions
+from agent_rft.spec.model_options import LoraSpec, ModelOptions
 from agent_rft.spec.offload import Offload
+
+
+class EarlyStop(Strict):
+    """Ends a job that has stopped gaining, by the mean reward over its validation file."""
+
+    patience: Annotated[int, Field(ge=1, le=1_000)] = 3
+    """Validations in a row without a gain after which the job ends; that before the first step counts as the first
+    best. Raise it if the reward of validations is noisy, or lower `eval_interval` for more of them."""
+    min_gain: Annotated[float, Field(ge=0, le=MOST)] = 0.0
+    """By how much a validation's mean reward must exceed the best before it to be a gain. Raise it if small gains are
+    not worth the time of their steps."""
+
 
 Auto = Literal["auto"]
 Schedule = Literal["constant", "linear", "cosine"]

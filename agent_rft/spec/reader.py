@@ -22,7 +22,6 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from agent_rft.errors import Problem
-from agent_rft.spec.removed import REMOVED_SETTINGS
 
 M = TypeVar("M", bound=BaseModel)
 KeyPath = tuple[str | int, ...]
@@ -338,3 +337,14 @@ def _children(node: yaml.Node | None) -> Iterator[tuple[str | int, int, yaml.Nod
     elif isinstance(node, yaml.SequenceNode):
         for i, value in enumerate(node.value):
             yield i, value.start_mark.line + 1, value
+
+
+# -- removed -----------------------------------------------------------------------------------------------------------
+
+
+REMOVED_SETTINGS: Mapping[str, str] = {
+    "context_weight": "only the assistant's tokens are trained",
+    "dispatchers": "their number follows from the engines' sequences and the tools' max_concurrency",
+    "straggler_quorum": "the quorum is always 0.75",
+}
+"""What holds instead of each setting, by the setting's name. No current setting of a job has one of these names."""

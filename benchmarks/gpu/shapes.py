@@ -11,7 +11,7 @@ from agent_rft.cluster.planning.model import ModelShape
 from agent_rft.spec.offload import Offload
 
 if TYPE_CHECKING:  # pydantic may be missing where this runs
-    from agent_rft.spec.lora import LoraSpec
+    from agent_rft.spec.model_options import LoraSpec
 
 BYTES_PER_PARAMETER = 18
 """bfloat16 weight (2), float32 sum of gradients (4), float32 master weight (4) and Adam's two moments (8). Gradients

@@ -23,7 +23,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
-from agent_rft.actors.engine.vllm_engine import Engine, EngineConfig
+from agent_rft.actors.engine.engine_config import EngineConfig
+from agent_rft.actors.engine.vllm_engine import Engine
 from agent_rft.spec.job import AlgorithmSpec
 from agent_rft.trainer.algorithm.loss import kl_to_start
 from agent_rft.trainer.model.batch import WeightedSequence, pack

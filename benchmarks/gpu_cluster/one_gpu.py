@@ -18,10 +18,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from agent_rft.actors.engine.vllm_engine import Engine, EngineConfig
-from agent_rft.actors.learner.rank import LearnerConfig, LearnerRank
-from agent_rft.actors.weights.layout import MAX_BUCKET_BYTES
+from agent_rft.actors.engine.engine_config import EngineConfig
+from agent_rft.actors.engine.vllm_engine import Engine
 from agent_rft.cluster.planning.memory import GIB
+from agent_rft.trainer.learner.layout import MAX_BUCKET_BYTES
+from agent_rft.trainer.learner.rank import LearnerRank
+from agent_rft.trainer.learner.rank_config import LearnerConfig
 from benchmarks.gpu_cluster.agreement import prompts
 from benchmarks.local import dtype_here, gpus_here
 

@@ -11,7 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from agent_rft.actors.learner.rank import BETAS, GRADIENT_NORM, LearnerRank
+from agent_rft.trainer.learner.rank import LearnerRank
+from agent_rft.trainer.learner.rank_config import BETAS, GRADIENT_NORM
 from agent_rft.trainer.loop.checkpoint import TRAINING_STATE
 from agent_rft.trainer.model.batch import MicroBatch
 from benchmarks.gpu.machine import error

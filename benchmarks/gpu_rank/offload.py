@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from agent_rft.actors.learner.asleep import Asleep
-from agent_rft.actors.learner.sizes import ASLEEP_SLACK
-from agent_rft.actors.weights.host_buffer import HostBuffer, LockPages, lock_pages_for_cuda
 from agent_rft.cluster.planning.memory import GIB
+from agent_rft.trainer.learner.asleep import Asleep
+from agent_rft.trainer.learner.host_buffer import HostBuffer, LockPages, lock_pages_for_cuda
+from agent_rft.trainer.learner.sizes import ASLEEP_SLACK
 from benchmarks.common import seconds
 from benchmarks.gpu import correctness
 from benchmarks.gpu.figures import Figure

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from agent_rft.cluster.planning.memory import GIB
-from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.model_options import LoraSpec
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.learner import AIMS
 from benchmarks.gpu.machine import PEAK_FLOPS, Machine

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from agent_rft.actors.learner.rank import LearnerConfig, LearnerRank
-from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.model_options import LoraSpec
 from agent_rft.spec.offload import Offload
+from agent_rft.trainer.learner.rank import LearnerRank
+from agent_rft.trainer.learner.rank_config import LearnerConfig
 from benchmarks.gpu import correctness
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.shapes import Shape

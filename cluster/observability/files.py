@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from agent_rft.actors.runtime.exporter import DEFAULT_PORT
+from agent_rft.actors.runtime.telemetry.exporter import DEFAULT_PORT
 from agent_rft.cluster.observability.alerts import ALERTS
 from agent_rft.cluster.observability.dashboards.endpoints import ENDPOINTS_DASHBOARD
 from agent_rft.cluster.observability.dashboards.fleet import FLEET_DASHBOARD

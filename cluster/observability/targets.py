@@ -6,9 +6,10 @@ import os
 
 import ray
 
-from agent_rft.actors.runtime.exporter import metrics_port
+from agent_rft.actors.runtime.telemetry.exporter import metrics_port
 from agent_rft.cluster.observability.files import Cluster
-from agent_rft.cluster.ray_cluster.session import dashboard_address, is_local, ray_session
+from agent_rft.cluster.ray_cluster.ray_internals import dashboard_address
+from agent_rft.cluster.ray_cluster.session import is_local, ray_session
 
 
 def observed(address: str | None) -> Cluster:

@@ -15,11 +15,11 @@ from functools import cache
 from itertools import product
 from typing import TypeVar, get_args
 
-from agent_rft.actors.learner.sizes import ASLEEP_SLACK
 from agent_rft.cluster.planning.memory import Memory, by_turns, engine_memory, rank_memory
 from agent_rft.cluster.planning.placement import RECORDED, Placement, RecordedLayout, Request, micro_batch_sizes
-from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.model_options import LoraSpec
 from agent_rft.spec.offload import Offload
+from agent_rft.trainer.learner.sizes import ASLEEP_SLACK
 
 Value = TypeVar("Value")
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from agent_rft.actors.engine.sizes import GPU_MEMORY_SHARE, MIN_BATCHED_TOKENS, cpu_cache_bytes, kv_bytes
-from agent_rft.actors.learner.sizes import BUCKET_ELEMENTS, ranks_stage, snapshot_bytes
-from agent_rft.actors.weights.layout import MAX_BUCKET_BYTES
 from agent_rft.cluster.planning.model import ModelShape
 from agent_rft.spec.offload import Offload
+from agent_rft.trainer.learner.layout import MAX_BUCKET_BYTES
+from agent_rft.trainer.learner.sizes import BUCKET_ELEMENTS, ranks_stage, snapshot_bytes
 from agent_rft.trainer.model.sizes import CHUNK_BYTES
 
 if TYPE_CHECKING:  # pydantic may be missing where this runs
-    from agent_rft.spec.lora import LoraSpec
+    from agent_rft.spec.model_options import LoraSpec
 
 GIB = 2**30
 ENGINE_PROCESSES_BYTES = {"cpu": round(1.4 * GIB), "cuda": round(3.0 * GIB)}

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 
-from agent_rft.actors.weights.layout import ITEMSIZES
+from agent_rft.trainer.learner.layout import ITEMSIZES
 
 if TYPE_CHECKING:  # pydantic may be missing where this runs
-    from agent_rft.spec.lora import LoraSpec
+    from agent_rft.spec.model_options import LoraSpec
 
 FULL = {"full_attention", "attention", "global_attention", "*"}
 WINDOWED = {"sliding_attention", "chunked_attention", "local_attention"}

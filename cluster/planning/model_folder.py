@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from agent_rft.actors.weights.adapter import CONFIG_FILE, AdapterFolder, is_adapter
 from agent_rft.chat.model_card import ModelCard, read_card
 from agent_rft.cluster.planning.model import (
     ModelShape,
@@ -29,7 +28,8 @@ from agent_rft.cluster.planning.model import (
 )
 from agent_rft.errors import Problem, UserError
 from agent_rft.spec.job import JobSpec
-from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.model_options import LoraSpec
+from agent_rft.trainer.learner.adapter import CONFIG_FILE, AdapterFolder, is_adapter
 
 if TYPE_CHECKING:
     from agent_rft.chat.renderer import Tokenizer

@@ -14,15 +14,15 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel
 
 from agent_rft.actors.engine.sizes import GPU_MEMORY_SHARE
-from agent_rft.actors.weights.layout import MAX_BUCKET_BYTES
 from agent_rft.cluster.planning.memory import GIB, Memory
 from agent_rft.cluster.planning.model import ModelShape
 from agent_rft.cluster.planning.nodes import Node
 from agent_rft.errors import Problem
 from agent_rft.spec.endpoints import Positive, Processes, ToolSpec
 from agent_rft.spec.job import JobSpec
-from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.model_options import LoraSpec
 from agent_rft.spec.offload import Offload
+from agent_rft.trainer.learner.layout import MAX_BUCKET_BYTES
 
 KINDS = {"CPU": "cores", "GPU": "GPUs"}
 

@@ -9,15 +9,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from agent_rft.actors.learner.sizes import STATE_BYTES
 from agent_rft.cluster.planning.layout import ClusterPlan, lay_out
 from agent_rft.cluster.planning.model import ModelShape
 from agent_rft.cluster.planning.nodes import Node
 from agent_rft.cluster.planning.placement import Placement, Request, Settings
 from agent_rft.errors import Problem
 from agent_rft.spec.job import CheckpointInterval, ClusterSpec, JobSpec
-from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.model_options import LoraSpec
 from agent_rft.spec.plan import USUAL_ROWS, resolve
+from agent_rft.trainer.learner.sizes import STATE_BYTES
 
 MAX_REMEDIES = 2
 MORE_NODES = (1, 2, 3, 4, 8, 16)

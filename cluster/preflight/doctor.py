@@ -13,8 +13,8 @@ from agent_rft.chat.prelude import tools_as_text
 from agent_rft.chat.renderer import Renderer
 from agent_rft.chat.template import RenderFailed, template_of
 from agent_rft.cluster.planning.model_folder import ModelFolder, find_model
-from agent_rft.cluster.preflight.dialect import OWN_TEMPLATE, TOOLS_REMEDY
-from agent_rft.cluster.preflight.model import read_model
+from agent_rft.cluster.preflight.model_checks.dialect import OWN_TEMPLATE, TOOLS_REMEDY
+from agent_rft.cluster.preflight.model_checks.model import read_model
 from agent_rft.cluster.preflight.prepare import with_card
 from agent_rft.errors import Problem, UserError
 from agent_rft.spec.job import JobSpec

@@ -15,9 +15,9 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from agent_rft.actors.endpoints.address_guard import Guard
 from agent_rft.actors.endpoints.body import json_body
 from agent_rft.actors.endpoints.model_client import NoSchemas
+from agent_rft.actors.endpoints.network.address_guard import Guard
 from agent_rft.actors.endpoints.signing import Signer, signer_of
 from agent_rft.actors.grading.factory import FIELD as GRADER
 from agent_rft.actors.grading.factory import GRACE_S, HELD_OUT, grade_deadline_s

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent_rft.actors.endpoints.address_guard import Guard
+from agent_rft.actors.endpoints.network.address_guard import Guard
+from agent_rft.actors.endpoints.network.url import endpoint_mistake
 from agent_rft.actors.endpoints.signing import PREFIX, secret_mistakes
-from agent_rft.actors.endpoints.url import endpoint_mistake
 from agent_rft.actors.grading.factory import all_grader_problems, grader_problems, graders_of, size_problems
 from agent_rft.errors import InvalidJob, Problem
 from agent_rft.spec.endpoints import Headers

@@ -12,8 +12,8 @@ from typing import Any
 
 from yarl import URL
 
-from agent_rft.actors.endpoints.address_guard import IPAddress, is_local, is_public, parse_address
-from agent_rft.actors.endpoints.url import endpoint_mistake
+from agent_rft.actors.endpoints.network.address_guard import IPAddress, is_local, is_public, parse_address
+from agent_rft.actors.endpoints.network.url import endpoint_mistake
 from agent_rft.cluster.preflight.form_check import endpoint_urls
 from agent_rft.spec.job import JobSpec, Reinforcement
 from agent_rft.spec.operator.allowed import Allowed

@@ -27,17 +27,17 @@ from agent_rft.cluster.planning.plan import (
     step_cost,
 )
 from agent_rft.cluster.preflight.advice import advice
-from agent_rft.cluster.preflight.dialect import SWITCHES, grammar_problems
 from agent_rft.cluster.preflight.dry_run import WARNINGS, dry_run_problems
 from agent_rft.cluster.preflight.form_check import early_stop_problems
 from agent_rft.cluster.preflight.limits import resource_problems
-from agent_rft.cluster.preflight.model import read_model
-from agent_rft.cluster.preflight.resumed import Began, digests_of
+from agent_rft.cluster.preflight.model_checks.dialect import SWITCHES, grammar_problems
+from agent_rft.cluster.preflight.model_checks.model import read_model
+from agent_rft.cluster.preflight.model_checks.tool_calls import fit_to_rows, tools_warning
+from agent_rft.cluster.preflight.resumption.resumed import Began, digests_of
+from agent_rft.cluster.preflight.resumption.same_job import Change
 from agent_rft.cluster.preflight.rows import length_problems, read_files, rows_of
-from agent_rft.cluster.preflight.same_job import Change
 from agent_rft.cluster.preflight.space import Free, folder_problems, space_problems, write_speed
 from agent_rft.cluster.preflight.static import invalid_job, method_problems
-from agent_rft.cluster.preflight.tool_calls import fit_to_rows, tools_warning
 from agent_rft.errors import GraderFailed, Problem, UserError
 from agent_rft.events import SettingChosen
 from agent_rft.problems import stops_accepted

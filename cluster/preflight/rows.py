@@ -14,9 +14,9 @@ from agent_rft.actors.grading.factory import graders_of, templates_of
 from agent_rft.chat.conversation import samples_of
 from agent_rft.chat.renderer import Renderer
 from agent_rft.chat.template import RenderFailed
-from agent_rft.cluster.preflight.dialect import TOOLS_REMEDY
 from agent_rft.cluster.preflight.examples import example_sample
 from agent_rft.cluster.preflight.form_check import TOOLS
+from agent_rft.cluster.preflight.model_checks.dialect import TOOLS_REMEDY
 from agent_rft.errors import GraderFailed, Problem
 from agent_rft.rows.rows import read_tasks
 from agent_rft.spec.graders import EndpointGrader

@@ -10,10 +10,10 @@ from agent_rft.chat.conversation import Sample, samples_of
 from agent_rft.chat.dialect import Dialect
 from agent_rft.chat.renderer import Renderer
 from agent_rft.cluster.planning.model_folder import ModelFolder
-from agent_rft.cluster.preflight.model import read_model
+from agent_rft.cluster.preflight.model_checks.model import read_model
+from agent_rft.cluster.preflight.model_checks.tool_calls import fit_to_rows
 from agent_rft.cluster.preflight.prepare import with_card
 from agent_rft.cluster.preflight.rows import read_files, rows_of
-from agent_rft.cluster.preflight.tool_calls import fit_to_rows
 from agent_rft.errors import UserError
 from agent_rft.spec.job import JobSpec
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_rft.actors.learner.sizes import STATE_BYTES
 from agent_rft.cluster.planning.placement import MANY_GPUS_SHM_BYTES, Placement, size
 from agent_rft.errors import Problem
 from agent_rft.spec.plan import Plan
+from agent_rft.trainer.learner.sizes import STATE_BYTES
 from agent_rft.trainer.loop.checkpoint import KEEP_BEST
 
 NUM_WHOLE = 2

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from ray._private.state import state
-
+from agent_rft.cluster.ray_cluster.ray_internals import Row, actor_rows, job_rows
 from agent_rft.cluster.ray_cluster.seats import RANK_NAME
-
-Row = Mapping[str, Any]
 
 
 class Driver(NamedTuple):
@@ -22,7 +19,7 @@ class Driver(NamedTuple):
 
 def drivers_on(node: str) -> set[Driver]:
     """The drivers of runs that have their driver or a rank on this node."""
-    return drivers_of(node, state.actor_table(None).values(), state.job_table())
+    return drivers_of(node, actor_rows(), job_rows())
 
 
 def drivers_of(node: str, actors: Iterable[Row], jobs: Iterable[Row]) -> set[Driver]:
@@ -40,5 +37,5 @@ def drivers_of(node: str, actors: Iterable[Row], jobs: Iterable[Row]) -> set[Dri
 
 def without_ended(drivers: set[Driver]) -> set[Driver]:
     """The drivers that have not disconnected from Ray."""
-    ended = {job["JobID"] for job in state.job_table() if job["IsDead"]}
+    ended = {job["JobID"] for job in job_rows() if job["IsDead"]}
     return {driver for driver in drivers if driver.job not in ended}

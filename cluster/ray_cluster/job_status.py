@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import ray
-from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
-from ray.dashboard.modules.job.common import JobInfoStorageClient, JobStatus
 from ray.exceptions import RayError
+from ray.job_submission import JobStatus
 
 from agent_rft.cluster.planning.plan import StopTime
+from agent_rft.cluster.ray_cluster.ray_internals import job_status_client
 from agent_rft.cluster.records.redact import plain
 from agent_rft.errors import InvalidJob, MadeBefore
 from agent_rft.events import PhaseBegan, StepDone
@@ -64,7 +63,7 @@ def refuse_for_good(error: InvalidJob | MadeBefore, environment: Mapping[str, st
     job, problems = submission_id(environment), error.problems if isinstance(error, InvalidJob) else []
     if job is None or (problems and all(problem.code in PASSING for problem in problems)):
         return
-    client = JobInfoStorageClient(GcsClient(address=environment["RAY_ADDRESS"]))
+    client = job_status_client(environment["RAY_ADDRESS"])
     message = str(plain(f"the job was refused: {error}"))
     with suppress(RayError, RuntimeError):
         asyncio.run(
@@ -118,8 +117,7 @@ class RayJobStatus:
             self._writing = asyncio.create_task(self._write(self._job))
 
     async def _write(self, job: str) -> None:
-        # There is no public API to change the message; Ray's own job supervisor does the same.
-        client = JobInfoStorageClient(ray._private.worker.global_worker.gcs_client)
+        client = job_status_client()
         while self._text is not None:
             text, self._text = self._text, None
             try:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray._private.state import available_resources_per_node
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from agent_rft.cluster.planning.nodes import ASK_TIMEOUT_S, Node, gpu_memories, memory_here
+from agent_rft.cluster.ray_cluster.ray_internals import free_resources
 
 HEAD = "node:__internal_head__"
 
@@ -35,7 +35,7 @@ class LiveNodes:
         with_gpus = [node["NodeID"] for node in alive if node["Resources"].get("GPU")]
         asked = {name: _ask_gpu_memory(name) for name in with_gpus if name not in self._gpu_memory}
         self._gpu_memory |= {name: _answer(ref) for name, ref in asked.items()}
-        free = available_resources_per_node()
+        free = free_resources()
         return [_live(node, self._gpu_memory.get(node["NodeID"]), free.get(node["NodeID"], {})) for node in alive]
 
 

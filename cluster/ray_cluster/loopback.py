@@ -10,8 +10,7 @@ from contextlib import contextmanager, suppress
 from os.path import expanduser
 from pathlib import Path
 
-from ray._private import ray_constants
-
+from agent_rft.cluster.ray_cluster.ray_internals import loopback_allowed
 from agent_rft.errors import UserError
 
 TOKEN_FILE = Path(".ray") / "auth_token"
@@ -38,14 +37,13 @@ def loopback_variables(environment: Mapping[str, str]) -> dict[str, str]:
 @contextmanager
 def on_the_loopback() -> Iterator[None]:
     """Within the block, what this process and its child processes start listens on the loopback address only."""
-    environment, clusters = dict(os.environ), ray_constants.ENABLE_RAY_CLUSTER
+    environment = dict(os.environ)
     variables = loopback_variables(environment)
     os.environ |= variables
-    ray_constants.ENABLE_RAY_CLUSTER = False  # read from the variable when Ray was imported
     try:
-        yield
+        with loopback_allowed():
+            yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = clusters
         for name in variables:
             os.environ.pop(name, None)
         os.environ |= {name: environment[name] for name in variables.keys() & environment.keys()}

@@ -10,25 +10,24 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 import psutil
 import ray
-from ray.dashboard.utils import ray_address_to_api_server_url
 from ray.job_config import JobConfig
 
 from agent_rft.actors.runtime.cores import usable_cores
-from agent_rft.actors.runtime.exporter import HOST as METRICS_HOST
-from agent_rft.actors.runtime.temporary import short_temporary_folder
+from agent_rft.actors.runtime.telemetry.exporter import HOST as METRICS_HOST
+from agent_rft.actors.runtime.telemetry.temporary import short_temporary_folder
 from agent_rft.cluster.planning.nodes import Node
 from agent_rft.cluster.ray_cluster.live_nodes import live_nodes
 from agent_rft.cluster.ray_cluster.loopback import keep_token_private, loopback_variables, on_the_loopback
+from agent_rft.cluster.ray_cluster.ray_internals import leave_out_driver_path, ray_command, silence_other_processes
 from agent_rft.errors import InvalidJob, Problem, RftError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -65,8 +64,7 @@ def ray_session(address: str | None) -> Iterator[list[Node]]:
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)
-    # `log_to_driver=False` keeps the raylet's messages about each process that died; we report those that matter.
-    ray._private.worker._worker_logs_enabled = False
+    silence_other_processes()
     if address is not None:
         _look_for(address)
         yield from _session(address)
@@ -87,6 +85,7 @@ def _session(address: str | None) -> Iterator[list[Node]]:
                 log_to_driver=False,
                 configure_logging=False,
                 job_config=job_config(),
+                runtime_env=worker_environment(),
                 **({} if address else {"num_cpus": usable_cores()}),
             )
     except Exception as error:  # Ray raises bare ones
@@ -99,21 +98,26 @@ def _session(address: str | None) -> Iterator[list[Node]]:
         ray.shutdown()
 
 
-class _NoFolders(list[str]):
-    """A list to which Ray adds the folders that its workers search first."""
-
-    def extend(self, folders: Iterable[str]) -> None:
-        """Add none of them: they are the working directory and the folder of the command."""
-
-
 def job_config() -> JobConfig:
     """Return the settings of a Ray job whose workers find modules only where their own Python finds them.
 
     A user's own `trainer.py` beside the job must not hide our package of that name.
     """
     config = JobConfig()
-    config._py_driver_sys_path = _NoFolders()  # Ray has no public setting for it
+    leave_out_driver_path(config)
     return config
+
+
+def worker_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str] | None:
+    """Return the runtime environment of the workers, or None for Ray's default.
+
+    In a job of `ray job submit --working-dir`, workers would search that folder first. The hook runs before they import
+    anything of ours. Elsewhere they do not search the working directory (`job_config`).
+    """
+    submitted = json.loads(environment.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
+    if "working_dir" not in (submitted.get("runtime_env") or {}):
+        return None
+    return {"worker_process_setup_hook": "agent_rft.__main__.leave_out_working_directory"}
 
 
 @contextmanager
@@ -155,7 +159,7 @@ def job_cluster(
     port, dashboard, agent = free_ports(3)
     options = [f"--port={port}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"]
     options += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--num-cpus={usable_cores()}"]
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
+    command = [*ray_command(), "start", "--head", "--block", "--disable-usage-stats"]
     # A separate folder: in Ray's shared one, other programs would find this cluster's address and connect to it.
     with (
         short_temporary_folder(),
@@ -234,18 +238,6 @@ def _kill(processes: Sequence[psutil.Process]) -> None:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(processes, KILL_TIMEOUT_S)
-
-
-def job_server_of(address: str) -> str:
-    """The URL of the job server of the cluster at `address`."""
-    url: str = ray_address_to_api_server_url(address)
-    return url
-
-
-def dashboard_address() -> str | None:
-    """host:port of the dashboard of the cluster that we are connected to, None if it has none."""
-    address: str | None = ray._private.worker.get_dashboard_url()
-    return address or None
 
 
 def _wait_for_head(head: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> None:

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import ray
-from ray._private.state import available_resources_per_node, state
-from ray.autoscaler.v2.sdk import get_cluster_status
-from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from ray.util.placement_group import placement_group_table
 
 from agent_rft.cluster.planning.placement import Bundle, assign, holds
+from agent_rft.cluster.ray_cluster.ray_internals import (
+    Row,
+    actor_rows,
+    free_resources,
+    is_adding_nodes,
+    store_value,
+    stored_value,
+)
 
 MODEL_APPS = "agent-rft-model-"
 """How the names of Ray Serve's applications of served models begin."""
@@ -23,8 +26,6 @@ REQUIRED, FURTHER = "required", "further"
 """What follows a run's name in the name of a placement group: all that the run needs to start, or a further engine."""
 _REPLICA = "SERVE_REPLICA::"
 _NAMESPACE = b"agent-rft"
-
-Row = Mapping[str, Any]
 
 
 def group_name(run: str, part: str, number: int = 0) -> str:
@@ -86,13 +87,7 @@ class ClusterUse:
 
 def cluster_use() -> ClusterUse:
     """Return how the cluster that we are connected to is used now; takes some milliseconds."""
-    status = get_cluster_status(ray.get_runtime_context().gcs_address)
-    return use_of(
-        available_resources_per_node(),
-        placement_group_table().values(),
-        state.actor_table(None).values(),
-        adds_nodes=bool(status.pending_launches or status.pending_nodes),
-    )
+    return use_of(free_resources(), placement_group_table().values(), actor_rows(), adds_nodes=is_adding_nodes())
 
 
 def use_of(free: Mapping[str, Bundle], groups: Iterable[Row], actors: Iterable[Row], adds_nodes: bool) -> ClusterUse:
@@ -115,7 +110,7 @@ def use_of(free: Mapping[str, Bundle], groups: Iterable[Row], actors: Iterable[R
 
 def name_model(app: str, model: str) -> None:
     """Record which model an application serves, for `holders`."""
-    _internal_kv_put(app.encode(), model.encode(), overwrite=True, namespace=_NAMESPACE)
+    store_value(app, model, _NAMESPACE)
 
 
 def holders(use: ClusterUse, run: str) -> list[str]:
@@ -123,6 +118,6 @@ def holders(use: ClusterUse, run: str) -> list[str]:
     found = [f"the run {other}" for other in use.running if other != run]
     for app, nodes in use.engines.items():
         if any(nodes):
-            model = _internal_kv_get(app.encode(), namespace=_NAMESPACE)
-            found.append(f"the served model {model.decode()}" if model else "a served model")
+            model = stored_value(app, _NAMESPACE)
+            found.append(f"the served model {model}" if model else "a served model")
     return found

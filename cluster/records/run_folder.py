@@ -1,6 +1,7 @@
 """The folder of one run: all files that a job writes, readable while it runs and after it was killed.
 
-One process writes them, its owner (see `agent_rft.rows.ownership`):
+One process writes them, its owner (see `agent_rft.rows.ownership`), and removes the oldest rollout files where
+there are more than the operator keeps:
 
     job.resolved.json      format, job and plan, without secrets; a resumed run keeps these values
     events.jsonl           see `agent_rft.run_events`
@@ -34,8 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_rft.cluster.records.redact import plain, public_job
-from agent_rft.cluster.records.retention import trim
-from agent_rft.cluster.records.rollout_index import RolloutIndex
+from agent_rft.cluster.records.rollout_index import RolloutFile, RolloutIndex
 from agent_rft.errors import MadeBefore, UserError
 from agent_rft.events import VALIDATION, Evaluated, StepDone
 from agent_rft.rows.durable import write_durably
@@ -310,3 +310,37 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             with suppress(json.JSONDecodeError):
                 yield json.loads(line)
+
+
+# -- retention ---------------------------------------------------------------------------------------------------------
+
+
+def trim(run: Path, index: RolloutIndex, limits: RecordLimits) -> list[str]:
+    """Remove the oldest files until the rest is within the limits, as far as it may be; returns their names.
+
+    Raises:
+        OSError: A file could not be removed.
+        sqlite3.Error: The index could not be read.
+    """
+    if limits.max_rollouts is None and limits.max_rollout_bytes is None:
+        return []
+    index.catch_up()
+    files = index.files()
+    count, num_bytes = sum(f.num_rollouts for f in files), sum(f.num_bytes for f in files)
+    removed = []
+    for file in _removable(run, files):
+        if count <= (limits.max_rollouts or count) and num_bytes <= (limits.max_rollout_bytes or num_bytes):
+            break
+        (run / "rollouts" / (file.name + ROLLOUTS_SUFFIX)).unlink(missing_ok=True)
+        count, num_bytes = count - file.num_rollouts, num_bytes - file.num_bytes
+        removed.append(file.name)
+    index.catch_up()
+    return removed
+
+
+def _removable(run: Path, files: list[RolloutFile]) -> list[RolloutFile]:
+    saved = latest_checkpoint(run / "checkpoints")
+    step = 0 if saved is None else saved[1].step
+    validations = sorted(file.name for file in files if file.name.startswith("validation-"))
+    kept = {*validations[:1], *validations[-1:]}
+    return [file for file in files if file.step is not None and file.step <= step and file.name not in kept]

@@ -11,14 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.shared.actor import SharedConfig
-from agent_rft.actors.engine.vllm_engine import EngineConfig
 from agent_rft.actors.learner.group import LearnerGroup
-from agent_rft.actors.learner.rank import LearnerConfig
 from agent_rft.actors.rollout.episode import EpisodeSpec
 from agent_rft.actors.rollout.worker import WorkerConfig
-from agent_rft.actors.runtime.exporter import MetricsAddress
-from agent_rft.actors.weights.adapter import AdapterConfig
+from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress
 from agent_rft.actors.weights.broadcast_sync import BroadcastSync
 from agent_rft.actors.weights.sync import WeightSync
 from agent_rft.chat.model_card import ModelCard
@@ -29,6 +27,8 @@ from agent_rft.cluster.planning.plan_view import how_shared
 from agent_rft.cluster.preflight.prepare import Prepared
 from agent_rft.spec.job import AlgorithmSpec
 from agent_rft.spec.operator.config import TraceSettings
+from agent_rft.trainer.learner.adapter import AdapterConfig
+from agent_rft.trainer.learner.rank_config import LearnerConfig
 
 
 def worker_config(
@@ -92,7 +92,7 @@ def shared_engines(prepared: Prepared) -> list[SharedConfig]:
     return [SharedConfig.of(own, own.lora, placement.engine_cores, i) for i in range(placement.engines)]
 
 
-def learner_config(prepared: Prepared, metrics: MetricsAddress | None) -> LearnerConfig:
+def learner_config(prepared: Prepared) -> LearnerConfig:
     """The configuration of every learner rank."""
     job, plan = prepared.job, prepared.plan
     supervised = job.method.type == "supervised"
@@ -113,7 +113,6 @@ def learner_config(prepared: Prepared, metrics: MetricsAddress | None) -> Learne
         micro_batch_tokens=prepared.placement.micro_batch_tokens,
         rank_cores=prepared.placement.rank_cores,
         on_gpu=prepared.placement.rank_gpus > 0,
-        metrics=metrics,
         files=model_files(prepared),
         end_token_ids=tuple(prepared.renderer.end_tokens),
         offload=prepared.placement.offload,

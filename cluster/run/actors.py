@@ -1,4 +1,7 @@
-"""The actors of one run: engines, learner ranks, dispatchers and graders, started together, watched and shut down."""
+"""The actors of one run: engines, learner ranks, dispatchers and graders, started together, watched and shut down.
+
+Tool sessions are assigned to the dispatchers here, and all of them end with the run.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Container
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +27,7 @@ from agent_rft.actors.runtime.calls import flush_actors
 from agent_rft.actors.runtime.turns import Turns
 from agent_rft.actors.runtime.watchdog import Watchdog, Watched
 from agent_rft.actors.tools.actor import DispatcherClient, start_dispatchers, watched_dispatchers
+from agent_rft.actors.tools.sessions import CLOSE_S
 from agent_rft.actors.weights.start_timeout import start_timeout_s
 from agent_rft.cluster.planning.placement import num_dispatchers
 from agent_rft.cluster.preflight.prepare import Prepared
@@ -32,12 +37,11 @@ from agent_rft.cluster.ray_cluster.shared_seats import SharedSeats
 from agent_rft.cluster.ray_cluster.turn import own_turn
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.run.actor_configs import learner_config, shared_engines, weight_sync, worker_config
-from agent_rft.cluster.run.metrics_sink import MetricsSink
 from agent_rft.cluster.run.now import NowFile
 from agent_rft.cluster.run.reservation import reserve
-from agent_rft.cluster.run.sessions import JobSessions
-from agent_rft.errors import Discard, first_error
-from agent_rft.events import ComponentFailed, PhaseBegan
+from agent_rft.cluster.run.sinks.metrics_sink import MetricsSink
+from agent_rft.errors import CannotStart, Discard, EngineFailed, ToolFailed, first_error
+from agent_rft.events import ComponentFailed, PhaseBegan, SessionProblem
 from agent_rft.protocols import Emit
 from agent_rft.spec.job import Reinforcement
 from agent_rft.spec.operator.config import Operator
@@ -117,7 +121,7 @@ class RunActors:
             async with asyncio.TaskGroup() as group:
                 if learner:
                     options = [seats.rank(i) for i in range(placement.learner_ranks)]
-                    learning = group.create_task(LearnerGroup.start(learner_config(prepared, metrics), options))
+                    learning = group.create_task(LearnerGroup.start(learner_config(prepared), options, metrics))
                 if engines:
                     self._fleet = fleet = self._make_fleet(seats)
                     group.create_task(self._start_engines(fleet, at_start, learning if placement.colocated else None))
@@ -264,3 +268,57 @@ def stage_deadlines_s(reinforcement: Reinforcement, operator: Operator) -> dict[
         "tool calls": max((tool.timeout_s + GRACE_S for tool in reinforcement.tools), default=0.0),
         "grading": max(grade_deadline_s(grader, operator) for _, grader in graders_of(reinforcement)),
     }
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+NEWS_EVERY_S = 10.0
+CLOSE_GRACE_S = 10.0
+"""Beyond the dispatcher's own deadline `CLOSE_S`, so that it can still report how many are left."""
+
+
+class JobSessions:
+    """The tool sessions of one run; create it in the run's event loop."""
+
+    def __init__(self, dispatcher: DispatcherClient, journals: Path, emit: Emit) -> None:
+        self._dispatcher = dispatcher
+        self._where = f"sessions-*.jsonl in {journals} lists them, and resuming the run ends them"
+        self._emit = emit
+        self._owners: dict[str, str] = {}
+        self._incarnations = count(1)
+        self._watch = asyncio.create_task(self._pass_on_news())
+
+    def new_owner(self, engine: str) -> str:
+        """A new owner name for the engine that starts under the name `engine`."""
+        self._owners[engine] = f"{engine}/{next(self._incarnations)}"
+        return self._owners[engine]
+
+    def lost(self, engine: str) -> None:
+        """End the sessions of the rollouts on an engine that is gone."""
+        self._dispatcher.end_sessions_of(self._owners[engine], EngineFailed.reason)
+
+    async def close(self) -> None:
+        """End all open sessions. Call this when no rollout is running any more."""
+        self._watch.cancel()
+        try:
+            async with asyncio.timeout(CLOSE_S + CLOSE_GRACE_S):
+                left = await self._dispatcher.close_sessions("job_stopped")
+                await self._news()
+        except (TimeoutError, ToolFailed, CannotStart) as error:
+            self._emit(SessionProblem(detail=f"sessions may still be open; {self._where}: {error}"))
+            return
+        if left:
+            self._emit(SessionProblem(detail=f"{left} sessions could not be ended; {self._where}"))
+
+    async def _pass_on_news(self) -> None:
+        while True:
+            await asyncio.sleep(NEWS_EVERY_S)
+            try:
+                await self._news()
+            except (ToolFailed, CannotStart):
+                continue  # the dispatcher is restarting, or the job is ending
+
+    async def _news(self) -> None:
+        for text in await self._dispatcher.session_news():
+            self._emit(SessionProblem(detail=text))

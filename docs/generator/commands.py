@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from agent_rft.cli.main import app
-from agent_rft.cli.reference.exit_codes import EXIT_CODES
+from agent_rft.cli.reference.catalogue import EXIT_CODES
 from agent_rft.cli.reference.texts import sentence
 from docs.generator.markdown import code, plain, table
 

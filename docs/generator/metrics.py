@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent_rft.cli.reference.metrics import KINDS, sample_names, shown_in
+from agent_rft.cli.reference.catalogue import METRIC_KINDS, sample_names, shown_in
 from agent_rft.cli.reference.texts import sentence
 from agent_rft.metrics import EVALUATION, GROUPS
 from agent_rft.metrics.metric import Metric
@@ -27,7 +27,7 @@ By its kind, Prometheus receives of a metric:
 
 def pages() -> dict[str, str]:
     """The page of all metrics."""
-    kinds = "".join(f"- {kind}: {meaning}\n" for kind, meaning in KINDS.items())
+    kinds = "".join(f"- {kind}: {meaning}\n" for kind, meaning in METRIC_KINDS.items())
     groups = "".join(f"\n## {title}\n\n{_group(metrics)}" for title, metrics in GROUPS.items())
     head = ("Name", "Unit", "Meaning")
     rows = ((code(name), metric.unit, plain(sentence(metric.help))) for name, metric in EVALUATION.items())

@@ -6,10 +6,9 @@ from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from agent_rft.serve.http.auth import Reader
-from agent_rft.serve.http.cookie import delete_session, session_of, set_session
+from agent_rft.serve.http.frame import delete_session, session_of, set_session
 from agent_rft.serve.http.schemas.keys import ConsoleSession, DeletedSession, SessionKey
-from agent_rft.serve.stores.keys import ApiKey
-from agent_rft.serve.stores.sessions import SESSION_S, SessionStore
+from agent_rft.serve.stores.keys import SESSION_S, ApiKey, SessionStore
 from agent_rft.wire.errors import ApiError
 
 

@@ -22,8 +22,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from agent_rft.serve.http.auth import network_of
-from agent_rft.serve.http.deadlines import Deadlines
-from agent_rft.serve.http.shares import Shares
+from agent_rft.serve.http.client_limits import Deadlines, Shares
 from agent_rft.wire.errors import ApiError, body_of
 
 MAX_HEADER_BYTES, MAX_HEADERS = 64 * 1024, 100

@@ -18,8 +18,7 @@ from fastapi import FastAPI
 
 from agent_rft.errors import UserError
 from agent_rft.serve.host.connections import GuardedProtocol
-from agent_rft.serve.http.deadlines import DEADLINES, Deadlines
-from agent_rft.serve.http.shares import Shares
+from agent_rft.serve.http.client_limits import DEADLINES, Deadlines, Shares
 from agent_rft.spec.operator.config import ServerLimits
 
 BACKLOG = 2_048

@@ -35,9 +35,9 @@ from agent_rft.serve.host.listener import listening, reserved_port
 from agent_rft.serve.host.state import ServerState, StateLocations
 from agent_rft.serve.http.app import create_app
 from agent_rft.serve.jobs.logs import JobLogs
+from agent_rft.serve.jobs.processes.wire_metrics import message_of, wire_data
 from agent_rft.serve.jobs.records import JobRecords
 from agent_rft.serve.jobs.service import JobService
-from agent_rft.serve.jobs.wire_metrics import message_of, wire_data
 from agent_rft.serve.routes import fine_tuning, job_now, job_records, job_stream
 from agent_rft.serve.stores.job_states import JobStatus
 from agent_rft.serve.stores.job_store import JobStore

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from agent_rft.cluster.records.redact import REDACTED, plain
-from agent_rft.serve.http.bounded_log import BoundedLog
+from agent_rft.serve.http.access_log import BoundedLog
 
 FOLDER, PATTERN = "logs", "server-*.log"
 MAX_BYTES = 16 * 2**20

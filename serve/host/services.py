@@ -10,7 +10,7 @@ from fastapi import APIRouter
 
 from agent_rft.serve.console import session
 from agent_rft.serve.host.state import ServerState
-from agent_rft.serve.http.deadlines import DEADLINES, Deadlines
+from agent_rft.serve.http.client_limits import DEADLINES, Deadlines
 from agent_rft.serve.http.trials import Trials
 from agent_rft.serve.inference import chat, responses
 from agent_rft.serve.inference.model_server import Hosting, ModelServer, ServedModels

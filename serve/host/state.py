@@ -19,14 +19,12 @@ from agent_rft.cluster.records.blobs import open_blobs
 from agent_rft.cluster.run.copies import open_store
 from agent_rft.errors import UserError
 from agent_rft.serve.stores.audit import OPERATOR, AuditLog
-from agent_rft.serve.stores.database import DatabaseError, is_unavailable
+from agent_rft.serve.stores.database import DatabaseError, is_unavailable, make_private
 from agent_rft.serve.stores.file_store import FileStore
-from agent_rft.serve.stores.keys import KeyStore
+from agent_rft.serve.stores.keys import KeyStore, SessionStore
 from agent_rft.serve.stores.migrate import open_database
 from agent_rft.serve.stores.model_registry import ModelRegistry
-from agent_rft.serve.stores.private_folder import make_private
 from agent_rft.serve.stores.secrets import KEY_FILE, SecretBox
-from agent_rft.serve.stores.sessions import SessionStore
 from agent_rft.spec.keys import variable
 from agent_rft.spec.operator.config import Operator
 

@@ -1,16 +1,17 @@
 """The access log: one JSON object a line for each request, in files of the server's folder.
 
-It has no bodies, no queries, no addresses of clients and no ids of objects, only the template of the route.
+It has no bodies, no queries, no addresses of clients and no ids of objects, only the template of the route. Its file
+(`BoundedLog`) has a bounded size; lines may be lost, but never fail a request.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import threading
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-
-from agent_rft.serve.http.bounded_log import BoundedLog
 
 MAX_BYTES = 64 * 2**20
 """Size at which a file becomes `*.1`, replacing the one before it."""
@@ -45,3 +46,43 @@ class AccessLog:
 
     def close(self) -> None:
         self._lines.close()
+
+
+# -- bounded log -------------------------------------------------------------------------------------------------------
+
+
+class BoundedLog:
+    """Appends lines to a file that only its owner can read; a full disk loses lines, not requests.
+
+    At `max_bytes` the file is renamed to `*.1`, which replaces the one before. Methods may be called in any thread.
+    """
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._file = -1
+        self._size = 0
+
+    def write(self, line: bytes) -> None:
+        with self._lock:
+            try:
+                if self._size + len(line) > self._max_bytes:
+                    self._close()
+                    os.replace(self._path, self._path.with_name(f"{self._path.name}.1"))
+                if self._file < 0:
+                    self._path.parent.mkdir(mode=0o700, exist_ok=True)
+                    self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                    self._size = os.fstat(self._file).st_size
+                self._size += os.write(self._file, line)
+            except OSError:
+                self._close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file, self._size = -1, 0

@@ -12,11 +12,11 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
 from fastapi_offline import FastAPIOffline
 
-from agent_rft.actors.runtime.recorder import Recorder
+from agent_rft.actors.runtime.telemetry.recorder import Recorder
 from agent_rft.serve.http.access_log import AccessLog
 from agent_rft.serve.http.audit import Auditor
 from agent_rft.serve.http.auth import KEY_CACHE_S, Authenticator, KeyFinder, RateLimit
-from agent_rft.serve.http.deadlines import DEADLINES, Deadlines
+from agent_rft.serve.http.client_limits import DEADLINES, Deadlines
 from agent_rft.serve.http.errors import PREFIX, base_url, install_handlers
 from agent_rft.serve.http.frame import Frame
 from agent_rft.serve.http.schemas.base import FAILURES

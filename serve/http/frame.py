@@ -1,4 +1,4 @@
-"""The frame around all routes: request ids, authentication, limits on bodies, unexpected errors and metrics.
+"""The frame around all routes: request ids, authentication, cookies, limits on bodies, unexpected errors and metrics.
 
 Every request has an id, which its response carries. Every request below `/v1` is authenticated before its body is read.
 No body exceeds its size limit or contains values that cannot be stored, and one key has only a share of the requests
@@ -18,22 +18,21 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import TypeGuard
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, cookie_parser
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agent_rft.actors.runtime.recorder import Recorder
+from agent_rft.actors.runtime.telemetry.recorder import Recorder
 from agent_rft.serve.http.access_log import Access, AccessLog, now
 from agent_rft.serve.http.audit import Auditor, action_of, object_of, outcome_of
 from agent_rft.serve.http.auth import Authenticator
-from agent_rft.serve.http.cookie import check_origin, session_of
-from agent_rft.serve.http.deadlines import DEADLINES, Deadlines
+from agent_rft.serve.http.client_limits import DEADLINES, Deadlines, Shares
 from agent_rft.serve.http.errors import of_unexpected, response_of, too_many
 from agent_rft.serve.http.json_body import body_mistake
-from agent_rft.serve.http.shares import Shares
 from agent_rft.serve.stores.database import DatabaseError, is_unavailable, reason_of
 from agent_rft.wire.errors import ApiError
 
@@ -293,3 +292,45 @@ class _Replay:
             return await self._receive()
         body, self._body = self._body, None
         return {"type": "http.request", "body": body, "more_body": False}
+
+
+# -- cookie ------------------------------------------------------------------------------------------------------------
+
+
+PATH = "/v1"
+"""Only the API gets the cookie."""
+
+
+def name_of(headers: Headers) -> str:
+    port = headers.get("host", "").rpartition(":")[2]
+    return f"agent_rft_session_{port}" if port.isascii() and port.isdecimal() else "agent_rft_session"
+
+
+def session_of(headers: Headers) -> str:
+    """Returns the session's token, empty without one."""
+    return cookie_parser(headers.get("cookie", "")).get(name_of(headers), "")
+
+
+def set_session(response: Response, headers: Headers, token: str, max_age_s: int) -> None:
+    """Gives a browser the session: no script can read it, and no other site's page sends it."""
+    secure = headers.get("origin", "").startswith("https:")  # as the browser sees it, also behind a proxy with TLS
+    response.set_cookie(name_of(headers), token, max_age_s, path=PATH, secure=secure, httponly=True, samesite="strict")
+
+
+def delete_session(response: Response, headers: Headers) -> None:
+    response.delete_cookie(name_of(headers), path=PATH)
+
+
+def check_origin(headers: Headers) -> None:
+    """Checks that a browser sent a request from a page of this server; a cookie alone does not show that.
+
+    Raises:
+        ApiError: 403.
+    """
+    origin = urlsplit(headers.get("origin", ""))
+    if not origin.netloc or origin.netloc != headers.get("host", ""):
+        message = (
+            "A change with a session's cookie must come from the console's own page: Origin and Host differ. "
+            "Programs send Authorization: Bearer sk-rft-...; a proxy must pass on the Host that the browser sent."
+        )
+        raise ApiError(403, message, code="foreign_origin", type="permission_error")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from agent_rft.serve.http.deadlines import DEADLINES, Deadlines
+from agent_rft.serve.http.client_limits import DEADLINES, Deadlines
 from agent_rft.wire.errors import ApiError
 
 if TYPE_CHECKING:

@@ -22,10 +22,9 @@ from ray.serve.schema import ApplicationStatus
 
 from agent_rft.actors.engine.chat.chat_engine import ChatEngine, ServedModel
 from agent_rft.actors.engine.chat.chat_model import Refusal
+from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.sizes import slot_rank
-from agent_rft.actors.engine.vllm_engine import EngineConfig
-from agent_rft.actors.runtime.exporter import MetricsAddress, metrics_port, start_telemetry
-from agent_rft.actors.weights.adapter import AdapterFolder, is_adapter
+from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress, metrics_port, start_telemetry
 from agent_rft.chat.serving import ServeSettings
 from agent_rft.cluster.planning.model import max_context, read_config, text_config
 from agent_rft.cluster.planning.model_folder import MAX_AUTO_CONTEXT, find_model
@@ -35,6 +34,7 @@ from agent_rft.errors import EngineFailed, Problem, RftError, UserError
 from agent_rft.serve.inference.model_server import ANSWER_TIMEOUT_S, Answers, AppState, NotServed
 from agent_rft.serve.stores.model_registry import ModelRecord
 from agent_rft.spec.operator.config import EngineLimits
+from agent_rft.trainer.learner.adapter import AdapterFolder, is_adapter
 
 DEPLOYMENT = "engine"
 QUEUE = 4

@@ -14,17 +14,17 @@ from typing import Any, TypeVar
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from agent_rft.errors import Problem, RftError
-from agent_rft.serve.jobs.check_process import run_check
-from agent_rft.serve.jobs.draft import Draft
-from agent_rft.serve.jobs.driver_settings import DriverSettings
 from agent_rft.serve.jobs.logs import VALIDATION, JobLogs
 from agent_rft.serve.jobs.manager import DriverState
+from agent_rft.serve.jobs.processes.check_process import run_check
+from agent_rft.serve.jobs.processes.draft import Draft
+from agent_rft.serve.jobs.processes.driver_settings import DriverSettings
 from agent_rft.serve.stores.job_tables import JobRecord
 
 T = TypeVar("T")
 
-DRIVER = (sys.executable, "-P", "-m", "agent_rft.serve.jobs.driver")
-DRAFT = (sys.executable, "-P", "-m", "agent_rft.serve.jobs.draft")
+DRIVER = (sys.executable, "-P", "-m", "agent_rft.serve.jobs.processes.driver")
+DRAFT = (sys.executable, "-P", "-m", "agent_rft.serve.jobs.processes.draft")
 ALIVE = (JobStatus.PENDING, JobStatus.RUNNING)
 
 

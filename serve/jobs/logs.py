@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, SecretStr
 
-from agent_rft.actors.endpoints.url import scrub, secrets_of
+from agent_rft.actors.endpoints.network.url import scrub, secrets_of
 from agent_rft.cluster.records.redact import plain
 
 VALIDATION = 0

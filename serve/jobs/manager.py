@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from agent_rft.errors import Problem, RftError
-from agent_rft.serve.jobs.draft import Draft
 from agent_rft.serve.jobs.logs import JobLogs
 from agent_rft.serve.jobs.problems import describe, how_it_ended, see_log, wire_error
+from agent_rft.serve.jobs.processes.draft import Draft
 from agent_rft.serve.stores.database import is_unavailable, reason_of
 from agent_rft.serve.stores.job_states import IllegalMove, JobStatus
 from agent_rft.serve.stores.job_store import JobStore

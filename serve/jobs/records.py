@@ -24,7 +24,7 @@ from agent_rft.errors import RftError
 from agent_rft.rows.rollout_files import OtherFile
 from agent_rft.rows.rollout_json import outcome_as_json
 from agent_rft.run_events import RunEvent
-from agent_rft.serve.jobs.sink import public_texts
+from agent_rft.serve.jobs.processes.sink import public_texts
 from agent_rft.serve.stores.job_states import UnknownCursor
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.job_tables import JobRecord

@@ -10,8 +10,8 @@ from typing import Any
 
 from agent_rft.cluster.preflight.static import check_gradable
 from agent_rft.errors import CannotOpen, InvalidJob
-from agent_rft.serve.jobs.draft import Draft
 from agent_rft.serve.jobs.logs import JobLogs, Output, known_secrets, without_secrets
+from agent_rft.serve.jobs.processes.draft import Draft
 from agent_rft.serve.jobs.request import Files, parse_api_job
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.job_tables import JobRecord, NewJob

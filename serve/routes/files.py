@@ -13,12 +13,11 @@ from starlette.concurrency import run_in_threadpool
 
 from agent_rft.serve.http.audit import made
 from agent_rft.serve.http.auth import Reader, Writer, check_may_change
-from agent_rft.serve.http.deadlines import DEADLINES, Deadlines
+from agent_rft.serve.http.client_limits import DEADLINES, Deadlines, Shares
 from agent_rft.serve.http.errors import too_many
 from agent_rft.serve.http.pages import LIMIT, After
 from agent_rft.serve.http.schemas.base import Page, Responses
 from agent_rft.serve.http.schemas.files import DeletedFile, FileObject
-from agent_rft.serve.http.shares import Shares
 from agent_rft.serve.http.upload import UploadForm, read_form
 from agent_rft.serve.stores.file_store import FileStore, FileTooLarge, NoSpace, UnknownFile
 from agent_rft.serve.stores.keys import ApiKey

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
-from agent_rft.actors.endpoints.address_guard import Guard
-from agent_rft.actors.endpoints.url import endpoint_mistake, safe_url
+from agent_rft.actors.endpoints.network.address_guard import Guard
+from agent_rft.actors.endpoints.network.url import endpoint_mistake, safe_url
 from agent_rft.actors.graders.base import wire_errors
 from agent_rft.actors.graders.sample import sample_of
 from agent_rft.actors.grading.pool import GraderPool

@@ -10,11 +10,11 @@ from starlette.concurrency import run_in_threadpool
 
 from agent_rft.errors import InvalidJob, Problem, RftError
 from agent_rft.serve.http.auth import Writer
+from agent_rft.serve.http.client_limits import Shares
 from agent_rft.serve.http.errors import too_many
 from agent_rft.serve.http.schemas.jobs import JobCheck, JobProblem
-from agent_rft.serve.http.shares import Shares
-from agent_rft.serve.jobs.draft import Draft
 from agent_rft.serve.jobs.problems import public
+from agent_rft.serve.jobs.processes.draft import Draft
 from agent_rft.serve.jobs.service import JobService
 from agent_rft.serve.routes.fine_tuning import JobBody
 from agent_rft.serve.routes.readiness import Draws

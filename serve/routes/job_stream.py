@@ -13,10 +13,10 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from agent_rft.serve.http.auth import Reader
+from agent_rft.serve.http.client_limits import Shares
 from agent_rft.serve.http.errors import too_many
 from agent_rft.serve.http.schemas.base import EVENT, ResponseBody, Responses
 from agent_rft.serve.http.schemas.jobs import Job, JobEventBody
-from agent_rft.serve.http.shares import Shares
 from agent_rft.serve.http.sse import event_stream
 from agent_rft.serve.jobs.feed import Change, Feed, Position, StepMetrics
 from agent_rft.serve.routes.fine_tuning import JobIdPath, job_errors

@@ -28,9 +28,7 @@ from sqlalchemy.exc import ArgumentError
 import agent_rft.serve.stores.audit
 import agent_rft.serve.stores.file_store
 import agent_rft.serve.stores.job_tables
-import agent_rft.serve.stores.keys
-import agent_rft.serve.stores.model_registry
-import agent_rft.serve.stores.sessions  # noqa: F401
+import agent_rft.serve.stores.keys  # noqa: F401
 from agent_rft.errors import MadeBefore, UserError
 from agent_rft.serve.stores.database import Database, DatabaseError, reason_of
 

@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from agent_rft.actors.endpoints.address_guard import ForbiddenAddress, Guard
 from agent_rft.actors.endpoints.client import EndpointClient
-from agent_rft.actors.endpoints.url import endpoint_mistake
+from agent_rft.actors.endpoints.network.address_guard import ForbiddenAddress, Guard
+from agent_rft.actors.endpoints.network.url import endpoint_mistake
 from agent_rft.errors import EndpointRefused, ToolFailed, UserError
 from agent_rft.spec.endpoints import Endpoint
 from agent_rft.spec.operator.allowed import parse_allowed

@@ -22,10 +22,10 @@ from agent_rft.serve.deployment import app_of
 from agent_rft.serve.host.services import Services
 from agent_rft.serve.host.state import ServerState, StateLocations
 from agent_rft.serve.inference.model_server import Answers, AppState
-from agent_rft.serve.jobs.driver_settings import DriverSettings
 from agent_rft.serve.jobs.launcher import RayLauncher
 from agent_rft.serve.jobs.logs import JobLogs
 from agent_rft.serve.jobs.manager import JobManager, ManagerConfig
+from agent_rft.serve.jobs.processes.driver_settings import DriverSettings
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.keys import Scope
 from agent_rft.serve.stores.model_registry import ModelRecord

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agent_rft.actors.sandbox import cgroup
-from agent_rft.actors.sandbox.start import SandboxLimits
+from agent_rft.actors.sandbox.sandbox_config import SandboxLimits
 from tests.support.budget import budget
 from tests.support.graders import RUNTIME, SERVER, Make, failure, python_graders
 from tests.support.sandboxes import COST, SANDBOXES, attacked

@@ -13,7 +13,7 @@ from sqlalchemy import update
 
 from agent_rft.errors import CannotOpen
 from agent_rft.serve.inference import responses
-from agent_rft.serve.jobs.driver_settings import DriverSettings, Server
+from agent_rft.serve.jobs.processes.driver_settings import DriverSettings, Server
 from agent_rft.serve.jobs.service import JobService
 from agent_rft.serve.routes import fine_tuning
 from agent_rft.serve.stores.database import Database

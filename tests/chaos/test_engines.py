@@ -16,7 +16,7 @@ import pytest
 import ray
 import yaml
 
-from agent_rft.actors.engine.vllm_engine import EngineConfig
+from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.grading.pool import GraderPoolActor
 from agent_rft.actors.rollout.assignment import least_loaded
 from agent_rft.actors.rollout.canary import CANARY_LIMITS

@@ -51,7 +51,7 @@ def test_a_job_that_is_killed_three_times_and_loses_its_learner_trains_each_row_
             for line in process.stdout:
                 output.append(line)
                 if "training" in line and not any("starts again" in earlier for earlier in output):
-                    kill("_RankProcess")
+                    kill("RankProcess")
             assert process.wait() == 0, "".join(output)
         assert processes_left() == []
     folder = RunFolder(run)

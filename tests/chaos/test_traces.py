@@ -64,7 +64,7 @@ async def test_a_trace_joins_rollout_calls_and_grade_and_steps_link_to_it(tmp_pa
     async with Collector() as collector:
         with faulty_ledger(plan) as faulty:
             command = job_in(tmp_path, collector.url)
-            code, output = await asyncio.to_thread(train, command, faulty.environment, "_RankProcess")
+            code, output = await asyncio.to_thread(train, command, faulty.environment, "RankProcess")
             secret = faulty.environment["LEDGER_TOKEN"]
     assert code == 0, output
     assert processes_left() == []

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from agent_rft.cli.durations import seconds_of
+from agent_rft.cli.api_commands.keys import seconds_of
 from agent_rft.cli.main import app
 from agent_rft.cluster.planning.memory import GIB
 from agent_rft.cluster.planning.model_folder import ModelFolder

@@ -29,6 +29,7 @@ from agent_rft.cli.main import app
 from agent_rft.cluster.observability.dashboards.grafana import dashboard_json
 from agent_rft.cluster.observability.files import DASHBOARDS
 from agent_rft.cluster.ray_cluster import read_ahead
+from agent_rft.cluster.ray_cluster.ray_internals import read_node_programs
 from agent_rft.serve.inference.model_server import ANSWER_TIMEOUT_S
 from agent_rft.spec.job_file import load_job
 from agent_rft.spec.operator.config_file import load_operator
@@ -179,7 +180,7 @@ def test_each_pod_reads_rays_files_before_ray_starts(overlay: str) -> None:
     for kind in CLUSTERS:
         for pod in ray_pods(cluster_spec(one(overlay, kind))):
             assert pod.spec["initContainers"][0]["command"] == READ_AHEAD
-    read_ahead.main()  # all of its modules exist
+    read_node_programs()  # all of its modules exist
 
 
 @overlays

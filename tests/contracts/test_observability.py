@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent_rft.actors.runtime.exporter import MetricsAddress, Telemetry
+from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress, Telemetry
 from agent_rft.cluster.observability.alerts import ALERTS
 from agent_rft.cluster.observability.dashboards.grafana import WIDTH, dashboard_json
 from agent_rft.cluster.observability.files import DASHBOARDS, RAY_DISCOVERY, Cluster, rule_groups, write_pair

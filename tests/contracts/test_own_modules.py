@@ -19,3 +19,6 @@ def test_our_programs_do_not_search_the_working_directory() -> None:
 def test_the_package_has_relative_links_to_our_folders() -> None:
     links = {path.name: str(path.readlink()) for path in (ROOT / "agent_rft").iterdir() if path.is_symlink()}
     assert links == {name: f"../{name}" for name in PACKAGES[1:]}
+    projects = ROOT / "agent_rft" / "cli" / "projects"
+    links = {path.name: str(path.readlink()) for path in projects.iterdir() if path.is_symlink()}
+    assert links == {name: f"../../../examples/{name}" for name in ("ledger", "endpoint")}

@@ -16,13 +16,13 @@ import pytest
 from prometheus_client import generate_latest
 from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 
-from agent_rft.actors.runtime.exporter import labelled
+from agent_rft.actors.runtime.telemetry.exporter import labelled
 from agent_rft.cluster.observability.dashboards.grafana import WINDOWS, dashboard_json
 from agent_rft.cluster.observability.dashboards.job import JOB_DASHBOARD
 from agent_rft.cluster.observability.dashboards.libraries import GPUS as GPU_PANELS
 from agent_rft.cluster.observability.dashboards.queries import JOBS
 from agent_rft.cluster.observability.files import DASHBOARDS
-from agent_rft.cluster.run.metrics_sink import MetricsSink
+from agent_rft.cluster.run.sinks.metrics_sink import MetricsSink
 from agent_rft.events import CheckpointSaved, PhaseBegan, StepDone
 from agent_rft.metrics import METRICS
 from agent_rft.types import Group

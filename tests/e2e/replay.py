@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from agent_rft.actors.learner.rank import LearnerConfig, LearnerRank
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.trainer.algorithm.advantage import advantages
+from agent_rft.trainer.learner.rank import LearnerRank
+from agent_rft.trainer.learner.rank_config import LearnerConfig
 from agent_rft.trainer.model.batch import pack
 
 

@@ -35,6 +35,7 @@ from tests.chaos.plan import Faults, Latency, Plan
 from tests.e2e.command import AGENT_RFT, CONFIG, MARK, processes_left
 from tests.e2e.head import BIN, Head, head
 from tests.support.fakes_http import unused_port
+from tests.support.own_modules import write_own_modules
 from tests.support.paths import LEDGER
 from tests.support.prometheus import Prometheus, prometheus
 
@@ -132,6 +133,7 @@ def jobs(cluster: Head, environment: dict[str, str], tmp_path_factory: pytest.Te
     folder = tmp_path_factory.mktemp("jobs")
     shutil.copytree(LEDGER / "base", folder / "base")
     shutil.copy(CONFIG, folder / "agent-rft.yaml")  # found in the working directory
+    write_own_modules(folder)
     return RayJobs(folder, cluster.dashboard, environment), folder
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import ray
 
-from agent_rft.actors.engine.vllm_engine import EngineConfig
+from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.rollout.episode import EpisodeSpec
 from agent_rft.actors.rollout.worker import WorkerConfig
 from agent_rft.actors.weights.shared_memory import SHM, SharedFile

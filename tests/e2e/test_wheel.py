@@ -17,9 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.own_modules import OURS, write_own_modules
 from tests.support.paths import ROOT
 
-FOLDERS, EXAMPLES = ("actors", "cluster", "serve", "trainer"), ("examples/ledger", "examples/endpoint")
+FOLDERS, EXAMPLES = ("actors", "cluster", "serve", "trainer"), ("ledger", "endpoint")
+LINKS = (*FOLDERS, *(f"cli/projects/{example}" for example in EXAMPLES))
 NOT_SHIPPED = {"__pycache__", "build", "runs", "node_modules"}
 CONSOLE_SOURCE = ROOT / "agent_rft" / "serve" / "console" / "app"  # its bundle is shipped
 READY = "Ctrl-C stops them"
@@ -83,7 +85,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     shutil.copytree(ROOT / "agent_rft", source / "agent_rft", symlinks=True)
-    for package in (*FOLDERS, *EXAMPLES):
+    for package in (*FOLDERS, *(f"examples/{example}" for example in EXAMPLES)):
         shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns(*NOT_SHIPPED))
     for file in ROOT.iterdir():
         if file.is_file():
@@ -102,23 +104,24 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     site = sysconfig.get_path("purelib", "venv", {"base": str(folder)})
     # A path in such a file is searched, but the .pth files there, which name the checkout, are not read.
     Path(site, "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    write_own_modules(Path(site), OURS)  # other distributions install packages of these names
     return Installed(folder)
 
 
 def test_the_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
     files = {
         str(path.relative_to(ROOT))
-        for package in ("agent_rft", *(f"agent_rft/{folder}" for folder in FOLDERS), *EXAMPLES)
+        for package in ("agent_rft", *(f"agent_rft/{link}" for link in LINKS))
         for path in (ROOT / package).rglob("*")
         if path.is_file() and not NOT_SHIPPED.intersection(path.parts) and CONSOLE_SOURCE not in path.parents
     }
-    assert {"agent_rft/cluster/views/report/page.html", "examples/ledger/base/model.safetensors"} < files
+    assert {"agent_rft/cluster/views/report/page.html", "agent_rft/cli/projects/ledger/base/model.safetensors"} < files
     with zipfile.ZipFile(wheel) as archive:
         assert {name for name in archive.namelist() if ".dist-info/" not in name} == files
 
 
 def test_nothing_comes_from_the_checkout(installed: Installed, tmp_path: Path) -> None:
-    names = [f"agent_rft.{folder}" for folder in FOLDERS] + [example.replace("/", ".") for example in EXAMPLES]
+    names = ["agent_rft." + link.replace("/", ".") for link in LINKS]
     script = f"import {', '.join(names)}; print(*[m.__file__ for m in ({', '.join(names)})], sep='\\n')"
     for file in installed.run(f'python -c "{script}"', tmp_path).split():
         assert Path(file).is_relative_to(installed.folder)

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import ray
 
+from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.shared.actor import SharedConfig
-from agent_rft.actors.engine.vllm_engine import EngineConfig
 from agent_rft.actors.grading.pool import GraderPoolActor
 from agent_rft.actors.learner.group import LearnerGroup
-from agent_rft.actors.learner.rank import LearnerConfig
 from agent_rft.actors.rollout.assignment import GroupAffinity
 from agent_rft.actors.rollout.canary import CANARY_LIMITS
 from agent_rft.actors.rollout.episode import EpisodeSpec
@@ -25,8 +24,9 @@ from agent_rft.actors.weights.sync import WeightSync
 from agent_rft.chat.dialect import UNKNOWN
 from agent_rft.events import Event
 from agent_rft.spec.job import AlgorithmSpec, JobSpec
-from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.model_options import LoraSpec
 from agent_rft.trainer.algorithm.advantage import advantages
+from agent_rft.trainer.learner.rank_config import LearnerConfig
 from agent_rft.types import Group, Task
 from tests.support.builders import group_request
 from tests.support.fakes_http import LOCAL

@@ -21,11 +21,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_rft.actors.engine.chat.chat_engine import ChatEngine
-from agent_rft.actors.engine.vllm_engine import SHM, Completion, Engine, EngineConfig
-from agent_rft.actors.weights.adapter import AdapterConfig
-from agent_rft.actors.weights.checkpoint_weights import as_bytes
-from agent_rft.actors.weights.checksum import checksum
-from agent_rft.actors.weights.layout import Layout, Loaded
+from agent_rft.actors.engine.engine_config import EngineConfig
+from agent_rft.actors.engine.vllm_engine import SHM, Completion, Engine
+from agent_rft.actors.weights.bucket import checksum
 from agent_rft.chat.renderer import Renderer
 from agent_rft.chat.serving import ServeSettings
 from agent_rft.errors import EngineFailed, RftError
@@ -36,6 +34,9 @@ from agent_rft.serve.inference.model_server import Answers, AppState, ServedMode
 from agent_rft.serve.stores.model_registry import ModelRecord, ModelRegistry
 from agent_rft.serve.stores.secrets import SecretBox
 from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.trainer.learner.adapter import AdapterConfig
+from agent_rft.trainer.learner.checkpoint_weights import as_bytes
+from agent_rft.trainer.learner.layout import Layout, Loaded
 from tests.support.adapters import ALPHA, RANK, adapted, change, tensors_of, write_adapter_folder
 from tests.support.api import client_of, openai_of
 from tests.support.jobs import database_with_tables

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agent_rft.actors.engine.vllm_engine import Engine, EngineConfig
-from agent_rft.actors.weights.checkpoint_weights import CheckpointWeights
-from agent_rft.actors.weights.checksum import MASK, checksum
-from agent_rft.actors.weights.host_buffer import HostBuffer
+from agent_rft.actors.engine.engine_config import EngineConfig
+from agent_rft.actors.engine.vllm_engine import Engine
+from agent_rft.actors.weights.bucket import MASK, checksum
+from agent_rft.trainer.learner.checkpoint_weights import CheckpointWeights
+from agent_rft.trainer.learner.host_buffer import HostBuffer
 from agent_rft.trainer.model.batch import WeightedSequence, pack
 from agent_rft.trainer.model.policy import DeviceBatch, load_policy
 from docs.generator.architectures import AGREES, FOUND

@@ -16,7 +16,7 @@ from agent_rft.actors.rollout.episode import RolloutRequest
 from agent_rft.actors.rollout.groups import Groups
 from agent_rft.actors.rollout.holdback import Holdback
 from agent_rft.actors.runtime.calls import flush_actors
-from agent_rft.actors.runtime.tracing import tracer_of
+from agent_rft.actors.runtime.telemetry.tracing import tracer_of
 from agent_rft.actors.tools.actor import DispatcherActor, DispatcherClient, OwnedSessions, start_dispatchers
 from agent_rft.errors import CannotStart, EndpointRefused, GraderFailed, ToolFailed
 from agent_rft.spec.endpoints import SessionSpec, ToolSpec

@@ -20,18 +20,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_rft.actors.engine.chat.chat_engine import ChatEngine
 from agent_rft.actors.engine.chat.parsing import parser_of
+from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.grammar.structure import thought_structure, turn_structure
 from agent_rft.actors.engine.sizes import MIN_BATCHED_TOKENS
-from agent_rft.actors.engine.vllm_engine import SHM, Completion, Engine, EngineConfig
+from agent_rft.actors.engine.vllm_engine import SHM, Completion, Engine
 from agent_rft.actors.rollout.canary import CANARY_LIMITS
-from agent_rft.actors.weights.checksum import checksum
-from agent_rft.actors.weights.layout import Layout, Loaded
+from agent_rft.actors.weights.bucket import checksum
 from agent_rft.actors.weights.shared_memory import PREFIX
 from agent_rft.actors.weights.start_timeout import start_timeout_s
 from agent_rft.chat.families.hermes import HERMES
 from agent_rft.chat.renderer import Renderer
 from agent_rft.chat.serving import ServeSettings
 from agent_rft.errors import EngineFailed
+from agent_rft.trainer.learner.layout import Layout, Loaded
 from agent_rft.trainer.model.batch import pack
 from agent_rft.trainer.model.grammar import Grammars
 from agent_rft.trainer.model.policy import DeviceBatch, load_policy

@@ -21,8 +21,9 @@ from agent_rft.actors.engine.chat.chat_engine import ChatEngine
 from agent_rft.actors.engine.chat.chat_model import ChatModel, Refusal
 from agent_rft.actors.engine.chat.dialects import answers_only, find_dialect, round_trip
 from agent_rft.actors.engine.chat.parsing import TurnParser, parser_of
+from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.grammar.structure import required_calls
-from agent_rft.actors.engine.vllm_engine import Completion, Engine, EngineConfig
+from agent_rft.actors.engine.vllm_engine import Completion, Engine
 from agent_rft.actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from agent_rft.chat.conversation import samples_of
 from agent_rft.chat.dialect import UNKNOWN

@@ -115,7 +115,7 @@ async def test_engines_and_learner_have_priority_over_their_helpers(actors: JobA
         busiest = [max(process.threads(), key=lambda thread: thread.user_time) for process in our_processes(name)]
         return {os.getpriority(os.PRIO_PROCESS, thread.id) for thread in busiest}
 
-    (first,) = nice("VLLM::EngineCore") | nice("ray::_RankProcess")
+    (first,) = nice("VLLM::EngineCore") | nice("ray::RankProcess")
     behind = [nice(f"ray::{name}") for name in ("RolloutWorker", "DispatcherActor", "GraderPoolActor")]
     assert all(min(values) > first for values in behind), (first, behind)
 
@@ -241,7 +241,7 @@ async def test_a_learner_rank_that_stands_still_ends_the_job_and_is_named(actors
     groups = await actors.sample(tasks[:4])
     dog = Watchdog(actors.learner.watched, None, events.append, give_up_s=SILENT_S)
     watching = asyncio.create_task(dog.run())
-    frozen = freeze("ray::_RankProcess")
+    frozen = freeze("ray::RankProcess")
     with pytest.raises(LearnerFailed, match=r"learner rank \d of 2 failed in step: it has not answered for 30 s"):
         async with asyncio.timeout(60):
             await actors.learn(groups, version=6)

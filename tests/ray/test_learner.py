@@ -24,16 +24,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_rft.actors.engine.grammar.structure import turn_structure
 from agent_rft.actors.learner.group import LearnerGroup
-from agent_rft.actors.learner.rank import LearnerConfig
-from agent_rft.actors.learner.sizes import snapshot_bytes
-from agent_rft.actors.weights.checksum import checksum
-from agent_rft.actors.weights.layout import num_bytes
+from agent_rft.actors.weights.bucket import checksum
 from agent_rft.chat.families.hermes import HERMES
 from agent_rft.chat.renderer import Renderer
 from agent_rft.errors import Halted, RftError, UserError
 from agent_rft.metrics import metric_of
 from agent_rft.spec.job import AlgorithmSpec
-from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.model_options import LoraSpec
+from agent_rft.trainer.learner.layout import num_bytes
+from agent_rft.trainer.learner.rank_config import LearnerConfig
+from agent_rft.trainer.learner.sizes import snapshot_bytes
 from agent_rft.trainer.model.batch import WeightedSequence
 from agent_rft.types import Converted, LearnerLayout, StepReport, TrainSequence
 from tests.support.architectures import ARCHITECTURES
@@ -520,4 +520,4 @@ async def test_a_lost_rank_ends_the_group_and_the_error_names_it(groups: tuple[L
 
 
 def rank_processes() -> list[psutil.Process]:
-    return our_processes("_RankProcess")
+    return our_processes("RankProcess")

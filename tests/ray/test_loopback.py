@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from agent_rft.actors.learner.group import LearnerGroup
-from agent_rft.actors.learner.rank import LearnerConfig
 from agent_rft.actors.tools.actor import start_dispatchers
 from agent_rft.cluster.ray_cluster.session import ray_session
+from agent_rft.trainer.learner.rank_config import LearnerConfig
 from tests.support.fakes_http import LOCAL
 from tests.support.paths import BASE
 
@@ -65,6 +65,6 @@ async def test_a_local_run_listens_on_the_loopback_address_only() -> None:
     places = list(listening())
     await ranks.shutdown()
     names = " ".join(process for _, process in places)
-    assert all(part in names for part in ("gcs_server", "raylet", "_RankProcess", "DispatcherActor"))
+    assert all(part in names for part in ("gcs_server", "raylet", "RankProcess", "DispatcherActor"))
     assert [place for place in places if not is_loopback(place[0])] == []
     assert is_loopback(channel.host)

@@ -17,12 +17,12 @@ import ray
 from numpy.typing import NDArray
 
 from agent_rft.actors.learner.group import LearnerGroup
-from agent_rft.actors.learner.rank import LearnerConfig
-from agent_rft.actors.weights.layout import Layout, Loaded, num_bytes
 from agent_rft.actors.weights.sync import WeightsLost, WeightSync
 from agent_rft.errors import LearnerFailed
 from agent_rft.events import LearnerRestarted
 from agent_rft.spec.job import AlgorithmSpec, CheckpointInterval
+from agent_rft.trainer.learner.layout import Layout, Loaded, num_bytes
+from agent_rft.trainer.learner.rank_config import LearnerConfig
 from agent_rft.trainer.loop.checkpoint import Checkpoints
 from agent_rft.trainer.loop.journal import Journal
 from agent_rft.trainer.loop.reinforcement import Loop, LoopConfig
@@ -78,7 +78,7 @@ class Recorded(FakeRollouts):
     async def publish(self, version: int) -> SyncReport:
         if version == self._kill_at:
             self._kill_at = None
-            victim = our_processes("_RankProcess")[version % 2]
+            victim = our_processes("RankProcess")[version % 2]
             victim.send_signal(signal.SIGKILL)
             victim.wait()
         digest = hashlib.blake2b(digest_size=16)
@@ -141,7 +141,7 @@ async def test_a_rank_that_is_lost_while_only_a_checkpoint_is_written_is_lost_fo
     published = await sync.collect(1)
     assert await sync.catch_up(published, worker) == 0.0
     await learner.snapshot()
-    our_processes("_RankProcess")[0].kill()
+    our_processes("RankProcess")[0].kill()
     for call in (learner.write(tmp_path), learner.snapshot(), learner.check()):
         with pytest.raises(LearnerFailed, match="failed in write"):
             await call

@@ -16,9 +16,10 @@ from ray import serve as ray_serve
 from transformers import AutoTokenizer
 
 from agent_rft.actors.engine.chat.parsing import parser_of
-from agent_rft.actors.engine.vllm_engine import Engine, EngineConfig
+from agent_rft.actors.engine.engine_config import EngineConfig
+from agent_rft.actors.engine.vllm_engine import Engine
 from agent_rft.actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
-from agent_rft.actors.runtime.exporter import PORT
+from agent_rft.actors.runtime.telemetry.exporter import PORT
 from agent_rft.chat.families.hermes import HERMES
 from agent_rft.chat.renderer import Renderer
 from agent_rft.chat.serving import ServeSettings

@@ -11,7 +11,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from agent_rft.actors.engine.vllm_engine import Engine, EngineConfig
+from agent_rft.actors.engine.engine_config import EngineConfig
+from agent_rft.actors.engine.vllm_engine import Engine
 from agent_rft.trainer.model.policy import load_policy
 from tests.support.experts import Sampled, gaps
 from tests.support.shapes import ENGINE_SETTINGS, shape_config, tiny_shape

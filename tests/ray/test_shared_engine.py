@@ -14,14 +14,15 @@ import pytest_asyncio
 import ray
 import torch
 
+from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.shared.actor import NAMESPACE, SharedConfig
 from agent_rft.actors.engine.shared.client import EngineClient
-from agent_rft.actors.engine.vllm_engine import Completion, EngineConfig
-from agent_rft.actors.weights.adapter import AdapterConfig
-from agent_rft.actors.weights.checkpoint_weights import as_bytes
+from agent_rft.actors.engine.vllm_engine import Completion
 from agent_rft.errors import EngineFailed
 from agent_rft.spec.job import JobSpec
 from agent_rft.spec.job_file import load_job
+from agent_rft.trainer.learner.adapter import AdapterConfig
+from agent_rft.trainer.learner.checkpoint_weights import as_bytes
 from examples.ledger.services import services
 from tests.ray.job_actors import MARKS, JobActors
 from tests.support.adapters import ALPHA, RANK, adapted, tensors_of

@@ -11,7 +11,7 @@ from peft.utils import get_peft_model_state_dict
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agent_rft.actors.weights.adapter import ALL_LINEAR
+from agent_rft.trainer.learner.adapter import ALL_LINEAR
 
 RANK, ALPHA = 4, 16.0
 

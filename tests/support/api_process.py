@@ -26,11 +26,11 @@ from agent_rft.serve.deployment import app_of
 from agent_rft.serve.host.listener import reserved_port
 from agent_rft.serve.host.services import Services
 from agent_rft.serve.host.state import ServerState, StateLocations
-from agent_rft.serve.http.deadlines import Deadlines
+from agent_rft.serve.http.client_limits import Deadlines
 from agent_rft.serve.inference.model_server import AppState
-from agent_rft.serve.jobs.draft import Draft
-from agent_rft.serve.jobs.driver_settings import DriverSettings
 from agent_rft.serve.jobs.launcher import RayLauncher
+from agent_rft.serve.jobs.processes.draft import Draft
+from agent_rft.serve.jobs.processes.driver_settings import DriverSettings
 from agent_rft.serve.stores.model_registry import ModelRecord
 from agent_rft.spec.operator.config import Operator, ServerLimits
 from tests.support.fake_models import USAGE, turn

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.run.stream import EventStream
+from agent_rft.cluster.run.sinks.stream import EventStream
 from agent_rft.events import EngineReplaced, PhaseBegan
-from agent_rft.serve.jobs.sink import StoreSink
-from agent_rft.serve.jobs.wire_metrics import checkpoint_metrics, wire_data
+from agent_rft.serve.jobs.processes.sink import StoreSink
+from agent_rft.serve.jobs.processes.wire_metrics import checkpoint_metrics, wire_data
 from agent_rft.serve.stores.database import Database
 from agent_rft.serve.stores.job_states import JobStatus
 from agent_rft.serve.stores.job_store import JobStore

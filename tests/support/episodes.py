@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from agent_rft.actors.engine.chat.parsing import ParsedTurn, TurnParser
 from agent_rft.actors.engine.vllm_engine import Completion
 from agent_rft.actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
-from agent_rft.actors.runtime.tracing import NO_TRACES, Tracer
+from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, Tracer
 from agent_rft.chat.renderer import Renderer
 from agent_rft.spec.job import RewardSpec, RolloutLimits
 from agent_rft.types import Grade, Rollout, ToolCall, ToolResult

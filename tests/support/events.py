@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from agent_rft.cluster.run.stream import EventStream, GroupSink
+from agent_rft.cluster.run.sinks.stream import EventStream, GroupSink
 from agent_rft.events import Event
 from agent_rft.protocols import Sink
 from agent_rft.run_events import RunEvent

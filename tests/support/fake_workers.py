@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from agent_rft.actors.rollout.episode import RolloutRequest
 from agent_rft.actors.runtime.calls import LOST
-from agent_rft.actors.weights.layout import Layout, Loaded
 from agent_rft.errors import EngineFailed, RftError
 from agent_rft.rows.rollout_json import outcome_as_json, task_from_json
+from agent_rft.trainer.learner.layout import Layout, Loaded
 from agent_rft.types import Discarded
 from tests.support.builders import group_request, rollout
 

@@ -23,7 +23,7 @@ from typing import Any, cast
 
 from agent_rft.actors.graders.kinds.python import PythonGrade
 from agent_rft.actors.sandbox import launcher, seccomp
-from agent_rft.actors.sandbox.start import SandboxLimits, Way
+from agent_rft.actors.sandbox.sandbox_config import SandboxLimits, Way
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import PythonGrader
 from agent_rft.spec.operator.config import Operator

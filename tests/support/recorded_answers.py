@@ -23,8 +23,8 @@ from agent_rft.errors import Problem
 from agent_rft.serve.host.services import routers_of
 from agent_rft.serve.host.state import ServerState, StateLocations
 from agent_rft.serve.http.app import create_app
-from agent_rft.serve.jobs.draft import Draft
 from agent_rft.serve.jobs.logs import JobLogs
+from agent_rft.serve.jobs.processes.draft import Draft
 from agent_rft.serve.jobs.service import JobService
 from agent_rft.serve.routes.job_stream import Pace
 from agent_rft.serve.stores.job_store import JobStore

@@ -19,10 +19,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from agent_rft.actors.learner.rank import LearnerConfig, LearnerRank
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.run.stream import EventStream
+from agent_rft.cluster.run.sinks.stream import EventStream
 from agent_rft.spec.job import AlgorithmSpec, CheckpointInterval
+from agent_rft.trainer.learner.rank import LearnerRank
+from agent_rft.trainer.learner.rank_config import LearnerConfig
 from agent_rft.trainer.loop.buffer import Batch
 from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
 from agent_rft.trainer.loop.journal import Journal

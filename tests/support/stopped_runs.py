@@ -32,10 +32,13 @@ from agent_rft.cluster.planning.layout import ClusterPlan
 from agent_rft.cluster.planning.placement import Placement
 from agent_rft.cluster.preflight.prepare import Prepared
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.run.driver import Run, claim_run, ended_well
-from agent_rft.cluster.run.metrics_sink import MetricsSink
+from agent_rft.cluster.run.driver import claim_run
+from agent_rft.cluster.run.job_run import JobRun
 from agent_rft.cluster.run.readiness import Look
+from agent_rft.cluster.run.run_end import ended_well
+from agent_rft.cluster.run.run_outputs import RunOutputs
 from agent_rft.cluster.run.signals import STOPPED, Signals, wait_for_signal
+from agent_rft.cluster.run.sinks.metrics_sink import MetricsSink
 from agent_rft.cluster.views.live import LiveView
 from agent_rft.events import JobEnded
 from agent_rft.spec.offload import Offload
@@ -140,12 +143,10 @@ async def run_command(command: Command, folder: Path, steps: int, notify: Callab
     with Signals() as signals, claim_run(path, 0.0, print) as claimed:
         view, metrics, kept = LiveView(steps, console), MetricsSink(None, path), RunFolder(path, at=claimed.at)
         actors: Any = lambda *given: FakeActors(command, steps, notify)  # noqa: E731
-        run = Run(
-            prepared(folder, steps),
-            *(NOTHING_ALLOWED, None, kept, view, metrics, signals, console, None, False, ["job.yaml"], False),
-            actors=actors,
-        )
-        async with ended_well(run, view, signals, claimed):
+        made = prepared(folder, steps)
+        outputs = RunOutputs(made, NOTHING_ALLOWED, None, kept, view, metrics, console, None, reports=False)
+        run = JobRun(made, NOTHING_ALLOWED, outputs, signals, False, ["job.yaml"], actors=actors)
+        async with ended_well(run, signals, claimed):
             match command:
                 case "train":
                     await run.train()

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from agent_rft.cluster.records.redact import public_job
-from agent_rft.cluster.run.integrations import load_integrations
-from agent_rft.cluster.run.plugins import RunInfo
-from agent_rft.cluster.run.stream import EventStream
+from agent_rft.cluster.run.sinks.integrations import load_integrations
+from agent_rft.cluster.run.sinks.plugins import RunInfo
+from agent_rft.cluster.run.sinks.stream import EventStream
 from agent_rft.events import IntegrationFailed, JobEnded, StepDone
 from agent_rft.spec.integrations import IntegrationAccess
 from tests.support.builders import job

@@ -20,7 +20,7 @@ import psutil
 
 from agent_rft.actors.graders.kinds.python import PythonGrade
 from agent_rft.actors.sandbox import seccomp
-from agent_rft.actors.sandbox.start import SandboxLimits, Way
+from agent_rft.actors.sandbox.sandbox_config import SandboxLimits, Way
 from agent_rft.spec.graders import PythonGrader
 from agent_rft.spec.operator.config import Operator
 from tests.support.fakes_http import until

@@ -28,18 +28,16 @@ from agent_rft.events import (
 )
 from agent_rft.protocols import EventSink, Learner, Rollouts
 from agent_rft.rows.rows import RowOrder
-from agent_rft.spec.early_stop import EarlyStop
-from agent_rft.spec.job import AlgorithmSpec, CheckpointInterval
+from agent_rft.spec.job import AlgorithmSpec, CheckpointInterval, EarlyStop
 from agent_rft.spec.plan import Plan
 from agent_rft.trainer.algorithm.advantage import advantages, signal_of
 from agent_rft.trainer.loop.buffer import TRAIN, Batch, Buffer
 from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
-from agent_rft.trainer.loop.disk import Disk
 from agent_rft.trainer.loop.health import Health
 from agent_rft.trainer.loop.journal import Journal
 from agent_rft.trainer.loop.measure import step_metrics, step_times
 from agent_rft.trainer.loop.restarts import Restarts
-from agent_rft.trainer.loop.saving import Progress
+from agent_rft.trainer.loop.saving import Disk, Progress
 from agent_rft.trainer.loop.validation import Validation, is_over, validation_metrics
 from agent_rft.types import Evaluation, Group, GroupRequest, StepReport, SyncReport, Task, TrainSequence
 
@@ -202,16 +200,23 @@ class Loop:
                     self._nothing_left = self._health.starved(batch, self._progress.step)
 
     async def _next_batch(self) -> Batch:
-        """The next batch. Meanwhile a lost learner is found: engines may wait for it, and the batch for them."""
-        await self._restarts.retry(self._learner.rest)
-        batch = asyncio.create_task(self._buffer.next_batch())
+        return await self.watched(self._buffer.next_batch())
+
+    async def watched(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`, which waits for engines; meanwhile a lost learner is found and started again.
+
+        Engines that were lost with it wait for the weights that only a new learner has.
+        """
+        working = asyncio.create_task(work)
         try:
-            while not (await asyncio.wait({batch}, timeout=self._check_every_s))[0]:
+            await self._restarts.retry(self._learner.rest)
+            while not (await asyncio.wait({working}, timeout=self._check_every_s))[0]:
                 await self._restarts.retry(self._learner.check)
                 await self._restarts.retry(self._learner.rest)
-            return batch.result()
+            return working.result()
         finally:
-            batch.cancel()
+            if working.cancel():
+                await asyncio.wait({working})
 
     async def _step(self, batch: Batch, started: float, times: dict[str, float]) -> None:
         learning, before = time.monotonic(), self._progress.state
@@ -332,9 +337,9 @@ class Loop:
     async def _validate(self) -> Evaluation | None:
         """Grade the validation file on the engines' current version; no new training group starts until then."""
         self._admitting.clear()
-        await self._restarts.retry(self._learner.rest)
+        validation = self._validation.run(self._progress.step, self._buffer.outstanding)
         try:
-            return await self._unless_stopped(self._validation.run(self._progress.step, self._buffer.outstanding))
+            return await self._unless_stopped(self.watched(validation))
         finally:
             self._admitting.set()
 

@@ -18,10 +18,9 @@ from agent_rft.rows.rows import RowOrder
 from agent_rft.spec.job import CheckpointInterval
 from agent_rft.spec.plan import Plan
 from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
-from agent_rft.trainer.loop.disk import Disk
 from agent_rft.trainer.loop.measure import step_times
 from agent_rft.trainer.loop.restarts import Restarts
-from agent_rft.trainer.loop.saving import Progress
+from agent_rft.trainer.loop.saving import Disk, Progress
 from agent_rft.trainer.model.batch import WeightedSequence
 from agent_rft.types import StepReport, Task
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from agent_rft.errors import UserError
-from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.model_options import LoraSpec
 from agent_rft.trainer.model.policy import Policy
 
 TRAINED, START = "default", "start"

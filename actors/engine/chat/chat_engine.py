@@ -12,8 +12,9 @@ from typing import Any
 
 from agent_rft.actors.engine.adapters import Adapter
 from agent_rft.actors.engine.chat.chat_model import ChatModel, Refusal
+from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.failures import EngineDied
-from agent_rft.actors.engine.vllm_engine import Engine, EngineConfig
+from agent_rft.actors.engine.vllm_engine import Engine
 from agent_rft.actors.runtime.calls import outcome_of
 from agent_rft.actors.weights.adapter_fit import misfit
 from agent_rft.chat.serving import ServeSettings

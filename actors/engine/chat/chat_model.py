@@ -18,6 +18,13 @@ from agent_rft.actors.engine.chat.dialects import answers_only, find_dialect
 from agent_rft.actors.engine.chat.parsing import without_references
 from agent_rft.actors.engine.chat.tokenizer import engine_tokenizer
 from agent_rft.actors.engine.grammar.structure import NoGrammar, no_calls, required_calls, structure_of
+from agent_rft.actors.engine.vllm_internals import (
+    chat_request_class,
+    error_in,
+    error_of,
+    serve_adapter,
+    serving_chat,
+)
 from agent_rft.chat.dialect import UNKNOWN
 from agent_rft.chat.model_card import read_card
 from agent_rft.chat.renderer import Renderer, Tokenizer
@@ -83,11 +90,6 @@ class ChatModel:
 
     def connect(self, client: Any, engine_marks: tuple[str, str] | None) -> None:
         """Serve it on an AsyncLLM, which limits thoughts between these marks only."""
-        from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
-        from vllm.entrypoints.openai.models.protocol import BaseModelPath
-        from vllm.entrypoints.openai.models.serving import OpenAIServingModels
-        from vllm.renderers.online_renderer import OnlineRenderer
-
         from agent_rft.actors.engine.chat import thoughts
 
         self._client, self._engine_marks, family = client, engine_marks, self._renderer.family
@@ -99,19 +101,7 @@ class ChatModel:
             else family.reasoning_parser or "",
         }
         common = {"request_logger": None, "chat_template": None, "chat_template_content_format": "string"}
-        # vLLM would put the structure of a gpt-oss's whole turn into its final message.
-        is_harmony = client.model_config.hf_config.model_type == "gpt_oss"
-        self._serving = OpenAIServingChat(
-            client,
-            OpenAIServingModels(client, [BaseModelPath(name="model", model_path="")]),
-            "assistant",
-            online_renderer=OnlineRenderer(
-                client.model_config, client.renderer, **common, **({} if is_harmony else parsers)
-            ),
-            enable_prompt_tokens_details=True,
-            **common,
-            **parsers,
-        )
+        self._serving = serving_chat(client, common, parsers)
 
     async def chat(self, body: Mapping[str, Any], lora: Any | None) -> dict[str, Any] | Refusal:
         """The response to a request without `stream`; `lora` is the LoRARequest of the model's adapter.
@@ -139,8 +129,6 @@ class ChatModel:
     async def _answer(self, body: Mapping[str, Any], lora: Any | None) -> Any:
         """The response of vLLM: a ChatCompletionResponse, or a stream of events."""
         from pydantic import ValidationError
-        from vllm.entrypoints.serve import create_error_response
-        from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
         if (refusal := self._refusal_of_calls(body)) is not None:
             return refusal
@@ -150,7 +138,7 @@ class ChatModel:
             if room < 1:
                 return _too_long(len(prompt), self._context_length)
             if lora is not None:
-                self._serving.models.lora_requests[lora.lora_name] = lora
+                serve_adapter(self._serving, lora)
             answer = await self._serving.create_chat_completion(self._request(body, prompt, room, lora))
         except RenderFailed as error:
             return Refusal(400, error.problem, "messages")
@@ -160,19 +148,16 @@ class ChatModel:
             first = error.errors()[0]
             return Refusal(400, str(first["msg"]), ".".join(str(part) for part in first["loc"]))
         except Exception as error:  # vLLM raises many kinds, and maps each to an error response
-            refused = create_error_response(error).error
-            if refused.code >= 500:
+            refused = error_of(error)
+            if refused["code"] >= 500:
                 if self._client.errored:
                     raise EngineFailed("the engine died") from error
                 raise
-            return self._refused(refused.model_dump())
-        if isinstance(answer, ErrorResponse):
-            return self._refused(answer.error.model_dump())
-        return answer
+            return self._refused(refused)
+        error_fields = error_in(answer)
+        return answer if error_fields is None else self._refused(error_fields)
 
     def _request(self, body: Mapping[str, Any], prompt: list[int], room: int, lora: Any | None) -> Any:
-        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-
         settings = self.settings
         request = {name: body[name] for name in PASSED_ON if body.get(name) is not None}
         request.setdefault("temperature", settings.temperature)
@@ -202,7 +187,7 @@ class ChatModel:
             request["stream_options"] = {"include_usage": True}
         if request.get("tools"):  # for vLLM's parsers: prompt and grammar have them as they are
             request["tools"] = [without_references(tool) for tool in request["tools"]]
-        return ChatCompletionRequest(
+        return chat_request_class()(
             model=None if lora is None else lora.lora_name,
             messages=list(body["messages"]),
             stop_token_ids=list(self._renderer.end_tokens),

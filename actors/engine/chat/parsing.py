@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agent_rft.actors.engine.vllm_internals import chat_request_class
 from agent_rft.chat.family import Family
 from agent_rft.spec.schemas.inline import inlined
 
@@ -54,13 +55,12 @@ class VllmParser:
     """One of vLLM's parsers, by its registered `name` (`hermes` reads Qwen3 and Hermes models)."""
 
     def __init__(self, family: Family, name: str, tokenizer: Any) -> None:
-        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.reasoning import ReasoningParserManager
         from vllm.tool_parsers import ToolParserManager
 
         # The parsers log a traceback for each malformed call; here that is normal, and counted.
         logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
-        self._request_class = ChatCompletionRequest
+        self._request_class = chat_request_class()
         self._tokenizer = tokenizer
         self._requests: dict[str, Any] = {}
         self._parser_class = ToolParserManager.get_tool_parser(name)
@@ -148,4 +148,5 @@ def tool_parser_names() -> list[str]:
     """The valid values of `model_options.tool_parser`, beside auto."""
     from vllm.tool_parsers import ToolParserManager
 
-    return sorted({*ToolParserManager.tool_parsers, *ToolParserManager.lazy_parsers})
+    names: list[str] = ToolParserManager.list_registered()
+    return names

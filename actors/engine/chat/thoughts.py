@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vllm.reasoning import ReasoningParserManager
-from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
+
+from agent_rft.actors.engine.vllm_internals import thinking_parser
 
 NAME = "agent_rft_thoughts"
 
 
-class ThoughtParser(BaseThinkingReasoningParser):  # type: ignore[misc] # vLLM has no types
+class ThoughtParser(thinking_parser()):  # type: ignore[misc] # vLLM has no types
     """The reasoning parser for vLLM's serving layer.
 
     A turn that does not start with `<think>`, in its text or at the end of its prompt, has no thought; vLLM's own

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent_rft.actors.weights.adapter import AdapterFolder
 from agent_rft.chat.renderer import Tokenizer
+from agent_rft.trainer.learner.adapter import AdapterFolder
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

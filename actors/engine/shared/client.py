@@ -17,10 +17,10 @@ from agent_rft.actors.engine.shared.actor import SharedConfig, unless_it_ends
 from agent_rft.actors.engine.vllm_engine import Completion
 from agent_rft.actors.runtime.calls import ask, result_of
 from agent_rft.actors.runtime.channel import Channel
-from agent_rft.actors.weights.layout import Layout, Loaded
 from agent_rft.actors.weights.start_timeout import start_timeout_s
 from agent_rft.errors import EngineFailed
 from agent_rft.rows.rollout_json import experts_from_json
+from agent_rft.trainer.learner.layout import Layout, Loaded
 
 WAIT_S = 300.0
 FULL = (

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
-from vllm.model_executor.layers.fused_moe.routed_experts_capturer import bind_routed_experts_capturer
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from agent_rft.actors.engine.vllm_internals import complete_cache, running_requests, watch_routers
 
 Choices = NDArray[np.integer[Any]]
 """[N, L, k]: the k experts of N tokens in each of L layers, 0 in layers without."""
@@ -34,15 +34,13 @@ class ExpertLog:
         self._most = most
         self._layers: list[list[Tensor]] = [[] for _ in range(num_layers)]
         self._dtype: type[np.integer[Any]] = np.uint8 if num_experts <= MOST_EXPERTS_OF_A_BYTE else np.uint16
-        cache = runner.kv_cache_config
-        kinds = [_attends_to_all(group.kv_cache_spec) for group in cache.kv_cache_groups]
-        if True not in kinds:
+        cache = complete_cache(runner)
+        if cache is None:
             raise ValueError("no layer attends to all tokens")
-        self._group = kinds.index(True)
-        self._block_tokens = cache.kv_cache_groups[self._group].kv_cache_spec.block_size
-        self._by_slot = np.zeros((cache.num_blocks * self._block_tokens, num_layers, k), self._dtype)
+        self._cache, self._block_tokens, num_blocks = cache
+        self._by_slot = np.zeros((num_blocks * self._block_tokens, num_layers, k), self._dtype)
         self._requests: dict[str, list[Choices]] = {}
-        bind_routed_experts_capturer(runner.model, self)
+        watch_routers(runner.model, self)
         runner.execute_model = partial(self._run, runner.execute_model)
 
     def capture(self, layer: int, experts: Tensor) -> None:
@@ -64,20 +62,17 @@ class ExpertLog:
         return result
 
     def _note(self, scheduled: Any) -> None:
-        batch = self._runner.input_batch
-        blocks = batch.block_table[self._group].get_numpy_array()
         step = np.zeros((scheduled.total_num_scheduled_tokens, *self._by_slot.shape[1:]), self._dtype)
         for number, parts in enumerate(self._layers):
             if parts:
                 step[:, number] = np.concatenate([part.numpy() for part in parts])[: len(step)]
         ran, begin = [], 0
-        for index, request_id in enumerate(batch.req_ids):
-            if count := scheduled.num_scheduled_tokens.get(request_id, 0):
-                start, chosen = int(batch.num_computed_tokens_cpu[index]), step[begin : begin + count].copy()
-                slots = self._slots(blocks[index], start + count)
-                self._by_slot[slots[start:]] = chosen
-                ran.append((request_id, slots[:start], chosen))
-                begin += count
+        for request_id, count, start, blocks in running_requests(self._runner, scheduled, self._cache):
+            chosen = step[begin : begin + count].copy()
+            slots = self._slots(blocks, start + count)
+            self._by_slot[slots[start:]] = chosen
+            ran.append((request_id, slots[:start], chosen))
+            begin += count
         for request_id, before, chosen in ran:  # a request may find what another computes in this step
             known = self._requests.pop(request_id, [])  # to put it last again
             if sum(map(len, known)) != len(before):  # it is new, or begins again after others needed its cache
@@ -91,8 +86,3 @@ class ExpertLog:
         at = np.arange(num_tokens)
         slots: NDArray[np.int64] = blocks[at // self._block_tokens] * self._block_tokens + at % self._block_tokens
         return slots
-
-
-def _attends_to_all(spec: Any) -> bool:
-    specs = list(getattr(spec, "kv_cache_specs", {}).values()) or [spec]
-    return all(isinstance(one, FullAttentionSpec) for one in specs)

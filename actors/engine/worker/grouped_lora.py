@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+from agent_rft.actors.engine.vllm_internals import cpu_lora_operations
 
 Groups = list[tuple[int, Tensor | slice]]
 """A slot, and the rows that use it."""
@@ -23,7 +24,7 @@ def groups_of(slots: Tensor) -> Groups:
     return [(slot, (slots == slot).nonzero()[:, 0]) for slot in found if slot >= 0]
 
 
-class GroupedLora(PunicaWrapperCPU):  # type: ignore[misc] # vLLM has no types
+class GroupedLora(cpu_lora_operations()):  # type: ignore[misc] # vLLM has no types
     """In place of vLLM's wrapper; `scale` is always 1, because an adapter's scale is part of its B."""
 
     _tokens: Groups

@@ -1,4 +1,4 @@
-"""Added to vLLM's worker class: what `AsyncLLM.collective_rpc` can call there."""
+"""The methods that `AsyncLLM.collective_rpc` can call on vLLM's worker, and rotary positions on CPUs."""
 
 from __future__ import annotations
 
@@ -6,19 +6,37 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch import Tensor
 from vllm.platforms import current_platform
 
+from agent_rft.actors.engine.vllm_internals import (
+    missing_modules,
+    replace_lora_operations,
+    replace_rotary_kernel,
+    rotary_kernel,
+)
 from agent_rft.actors.engine.worker.expert_log import ExpertLog
 from agent_rft.actors.engine.worker.grouped_lora import GroupedLora
-from agent_rft.actors.engine.worker.rotary import use_flat_rotary
-from agent_rft.actors.weights.adapter import WEIGHTS_FILE
-from agent_rft.actors.weights.checkpoint_weights import as_bytes
-from agent_rft.actors.weights.checksum import MASK, checksum
-from agent_rft.actors.weights.transport import ShmWeightTransferEngine
+from agent_rft.actors.engine.worker.transport import ShmWeightTransferEngine
+from agent_rft.actors.weights.bucket import MASK, checksum
+from agent_rft.trainer.learner.adapter import WEIGHTS_FILE
+from agent_rft.trainer.learner.checkpoint_weights import as_bytes
 from agent_rft.trainer.model.router_replay import experts_per_token, num_experts
 
+_KERNEL = rotary_kernel()
+
+
+def forward_cpu(
+    rotary: Any, positions: Tensor, query: Tensor, key: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Query [T, heads * size] or [T, heads, size], key alike or None, each returned in its shape."""
+    flat = None if key is None else key.flatten(1)
+    rotated, turned = _KERNEL(rotary, positions, query.flatten(1), flat)
+    return rotated.view(query.shape), None if key is None else turned.view(key.shape)
+
+
 if current_platform.is_cpu():  # when vLLM's worker is made, which is before its model is
-    use_flat_rotary()
+    replace_rotary_kernel(forward_cpu)
 
 
 class WorkerExtension:
@@ -36,13 +54,9 @@ class WorkerExtension:
         """On CPUs, replace vLLM's LoRA operations by ours."""
         if not current_platform.is_cpu():
             return
-        manager = self.model_runner.lora_manager._adapter_manager
         scheduler = self.vllm_config.scheduler_config
-        for prefix in manager.punica_wrapper_mapping:
-            wrapper = GroupedLora(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, self.model_runner.device)
-            manager.punica_wrapper_mapping[prefix] = wrapper
-        for name, module in manager.modules.items():
-            module.set_mapping(manager._get_punica_wrapper(name))
+        sizes = scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+        replace_lora_operations(self.model_runner, lambda: GroupedLora(*sizes, self.model_runner.device))
 
     def log_experts(self, most: int) -> None:
         """On CPUs, note which experts are chosen for each token of the last `most` requests; see `ExpertLog`."""
@@ -58,8 +72,7 @@ class WorkerExtension:
 
     def missing_modules(self, lora_id: int) -> list[str]:
         """The modules that a loaded adapter changes and the model lacks."""
-        manager = self.model_runner.lora_manager._adapter_manager
-        return sorted(manager.get_adapter(lora_id).loras.keys() - manager.modules.keys())
+        return missing_modules(self.model_runner, lora_id)
 
     def adapter_checksum(self, folder: str, buckets: list[list[Any]]) -> int:
         """The sum of the checksums of the buckets in an adapter's file; `buckets` are their layouts."""

@@ -22,16 +22,8 @@ from agent_rft.actors.endpoints.body import json_body
 from agent_rft.actors.graders.base import outside
 from agent_rft.actors.runtime.cores import usable_cores
 from agent_rft.actors.sandbox.runner import MEMORY_EXIT
-from agent_rft.actors.sandbox.start import (
-    START_S,
-    Sandbox,
-    SandboxFailed,
-    SandboxLimits,
-    Way,
-    choose_way,
-    sandbox_report,
-    start,
-)
+from agent_rft.actors.sandbox.sandbox_config import SandboxLimits, Way
+from agent_rft.actors.sandbox.start import START_S, Sandbox, SandboxFailed, choose_way, sandbox_report, start
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import PythonGrader
 from agent_rft.spec.operator.config import Operator

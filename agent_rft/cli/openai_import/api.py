@@ -20,8 +20,8 @@ import httpx
 from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_type, stop_after_attempt
 
 from agent_rft.actors.endpoints.answer import cut, retry_after_s, status_text
-from agent_rft.actors.endpoints.blocking_client import Setting, Unreachable, client_at, in_our_words
-from agent_rft.actors.endpoints.url import safe_url, scrub
+from agent_rft.actors.endpoints.network.blocking_client import Setting, Unreachable, client_at, in_our_words
+from agent_rft.actors.endpoints.network.url import safe_url, scrub
 from agent_rft.cli.openai_import.source import MAX_BODY_BYTES, MAX_CHECKPOINTS, MAX_EVENTS, MAX_FILE_BYTES, parsed
 from agent_rft.cli.openai_import.wire import Listed, WireCheckpoint, WireEvent, WireJob, WirePage
 from agent_rft.errors import RftError, UserError

@@ -13,10 +13,10 @@ import aiohttp
 import yaml
 from yarl import URL
 
-from agent_rft.actors.endpoints.address_guard import ForbiddenAddress, Guard
 from agent_rft.actors.endpoints.answer import status_text
-from agent_rft.actors.endpoints.transport import describe
-from agent_rft.actors.endpoints.url import endpoint_mistake, safe_url
+from agent_rft.actors.endpoints.network.address_guard import ForbiddenAddress, Guard
+from agent_rft.actors.endpoints.network.transport import describe
+from agent_rft.actors.endpoints.network.url import endpoint_mistake, safe_url
 from agent_rft.errors import Problem, UserError
 from agent_rft.rows.bounded_file import as_text, read_bounded
 from agent_rft.spec.operator.allowed import parse_allowed

@@ -1,6 +1,6 @@
 """A project that is copied from an example: a job, its rows and its server, which are then the user's own.
 
-The examples are files beside the packages, in a checkout as in an installation. They are read, never imported.
+The examples' folders are in this package: links in a checkout, copies in a wheel. They are read, never imported.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
-import agent_rft
 from agent_rft.cli.projects.folder import SCHEMAS, command, settings, write_files
 
-EXAMPLES = Path(agent_rft.__path__[0]).parent / "examples"
+EXAMPLES = Path(str(resources.files("agent_rft.cli.projects")))
 LEDGER_MODULES = ("__init__", "app", "latency", "questions", "server", "tools", "vocabulary", "world")
 
 

@@ -1,4 +1,4 @@
-"""Everything that has a name in messages, files and dashboards, and how a name is looked up.
+"""A catalogue of all names in messages, files and dashboards, with their meanings.
 
 find("tool/search/errors", catalogue(settings))    # the metric `tool/<tool>/errors`
 find("max_tool_calls", catalogue(settings))        # the setting whose path ends so
@@ -15,14 +15,14 @@ from typing import Literal, get_args
 from pydantic_core.core_schema import ErrorType
 
 from agent_rft.cli.reference.events import event_fields, level_of
-from agent_rft.cli.reference.exit_codes import EXIT_CODES
-from agent_rft.cli.reference.metrics import KINDS as METRIC_KINDS
-from agent_rft.cli.reference.metrics import sample_names, shown_in
 from agent_rft.cli.reference.settings import Setting
 from agent_rft.cli.reference.texts import sentence, text_of
+from agent_rft.cluster.observability.alerts import ALERTS
+from agent_rft.cluster.observability.files import DASHBOARDS
 from agent_rft.errors import Discard
 from agent_rft.events import KINDS as EVENT_KINDS
-from agent_rft.metrics import METRICS, metric_of
+from agent_rft.metrics import METRICS, metric_of, prometheus_name
+from agent_rft.metrics.charts import CHARTS
 from agent_rft.problems import PROBLEM_CODES, entry_of
 from agent_rft.problems.alarms import ALARM_RULES
 from agent_rft.problems.readiness import REASONS
@@ -152,3 +152,59 @@ def _event(kind: str) -> Entry:
     fields = [f"{name} ({type_}): {about}" for name, type_, about in event_fields(cls)]
     facts: dict[str, str | list[str]] = {"level": level_of(cls)}
     return Entry("event", kind, text_of(cls), facts=facts | ({"fields": fields} if fields else {}))
+
+
+# -- exit codes --------------------------------------------------------------------------------------------------------
+
+
+EXIT_CODES = {
+    0: "Success: the run or the followed job is done.",
+    1: "Failure: the run or the followed job failed, an endpoint or a server does not answer, or there is nothing to "
+    "grade.",
+    2: "The job, the request or the command line is invalid, or `plan` found something that does not fit. Nothing was "
+    "started.",
+    3: "The followed job was cancelled.",
+    4: "`ready` found that something is to be done before training: its verdict is `fix_first` or `warm_start`.",
+    130: "Stopped by a signal. A run that was stopped resumes with `--resume`.",
+}
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------------
+
+
+_SUFFIXES = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "file": ()}
+METRIC_KINDS = {
+    "gauge": "the last value",
+    "counter": "a sum since the process started",
+    "histogram": "observations by bucket, their sum and their number",
+    "file": "nothing, it is only in metrics.jsonl",
+}
+"""What Prometheus receives of a metric, by its kind."""
+
+
+def sample_names(entry: str) -> tuple[str, ...]:
+    """The names of a metric's samples in Prometheus; none if it is only in the file."""
+    return tuple(prometheus_name(entry) + suffix for suffix in _SUFFIXES[METRICS[entry].kind])
+
+
+def shown_in(entry: str) -> Iterator[str]:
+    """The places that show a metric, as phrases."""
+    metric, names = METRICS[entry], set(sample_names(entry))
+    for dashboard in DASHBOARDS:
+        for _, panels in dashboard.rows:
+            for panel in panels:
+                if any(names & _names_in(query.expr) for query in panel.queries):
+                    yield f"{dashboard.title.removeprefix('agent-rft: ')} dashboard, {panel.title!r}"
+    for alert in ALERTS:
+        if names & _names_in(alert.expr):
+            yield f"alert {alert.name}"
+    if metric.chart:
+        yield f"report, {CHARTS[metric.chart].title!r}"
+    if metric.in_live_view:
+        yield f"live view, {metric.label!r}"
+    if metric.message:
+        yield f"API's metrics events, {metric.message!r}"
+
+
+def _names_in(expr: str) -> set[str]:
+    return set(re.findall(r"\bagent_rft_\w+", expr))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from agent_rft.cluster.preflight.contents import digest_of
+from agent_rft.cluster.preflight.resumption.contents import digest_of
 from agent_rft.cluster.records.redact import plain, public_job
 from agent_rft.cluster.records.run_folder import RunFolder, open_run
 from agent_rft.cluster.views.comparison.side import Side, read_side

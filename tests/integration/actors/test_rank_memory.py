@@ -14,10 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agent_rft.actors.learner.asleep import Asleep
-from agent_rft.actors.learner.rank import LearnerConfig, LearnerRank
-from agent_rft.actors.weights.host_buffer import HostBuffer
 from agent_rft.spec.job import AlgorithmSpec
+from agent_rft.trainer.learner.asleep import Asleep
+from agent_rft.trainer.learner.host_buffer import HostBuffer
+from agent_rft.trainer.learner.rank import LearnerRank
+from agent_rft.trainer.learner.rank_config import LearnerConfig
 from agent_rft.trainer.loop.checkpoint import TRAINING_STATE
 from agent_rft.trainer.model.batch import pack
 from agent_rft.types import StepReport, TrainSequence

@@ -14,7 +14,7 @@ from agent_rft.cluster.planning.memory import GIB, rank_memory
 from agent_rft.cluster.planning.model import ModelShape
 from agent_rft.cluster.planning.placement import Placement
 from agent_rft.spec.job import AlgorithmSpec
-from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.model_options import LoraSpec
 from benchmarks.gpu import worker
 from benchmarks.gpu.__main__ import BENCHMARK
 from benchmarks.gpu.figures import Figure, NotMeasured, Results, table

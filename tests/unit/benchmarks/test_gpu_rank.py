@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.model_options import LoraSpec
 from benchmarks.gpu.figures import Figure, Results
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.supervisor import FINISHED, RESTART, STOPPED

@@ -10,8 +10,7 @@ import pytest
 from agent_rft.chat.dialect import Dialect
 from agent_rft.chat.model_card import FILE, ModelCard, digest_of, read_card
 from agent_rft.errors import UserError
-from agent_rft.spec.lora import LoraSpec
-from agent_rft.spec.model_options import ModelOptions
+from agent_rft.spec.model_options import LoraSpec, ModelOptions
 
 DIALECT = Dialect("llama3", "llama3_json", ("<|eom_id|>",), None, {"date_string": "today"}, "{{ messages }}")
 

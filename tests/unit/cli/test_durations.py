@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_rft.cli.durations import seconds_of
+from agent_rft.cli.api_commands.keys import seconds_of
 from agent_rft.errors import UserError
 
 

@@ -14,7 +14,7 @@ import pytest
 from agent_rft.errors import InvalidJob, Problem
 from agent_rft.spec.job import FILES, JobSpec
 from agent_rft.spec.job_file import load_job, read_job, with_lines
-from agent_rft.spec.removed import REMOVED_SETTINGS
+from agent_rft.spec.reader import REMOVED_SETTINGS
 from tests.support.builders import raw_job
 from tests.support.paths import ROOT
 from tests.support.settings import all_models

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from agent_rft.actors.graders.kinds.python import PythonGrade
-from agent_rft.actors.sandbox.start import PROTECTIONS, SandboxLimits, sandbox_report
+from agent_rft.actors.sandbox.sandbox_config import PROTECTIONS, SandboxLimits
+from agent_rft.actors.sandbox.start import sandbox_report
 from tests.support.graders import RUNTIME, SERVER, Make, failure, python_graders
 from tests.support.paths import ROOT
 from tests.support.python_attacks import until

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from agent_rft.actors.runtime.ports import free_port
-from agent_rft.actors.weights.broadcast import SENDER, Broadcast
 from agent_rft.actors.weights.broadcast_sync import BroadcastSync
-from agent_rft.actors.weights.checksum import MASK, checksum
-from agent_rft.actors.weights.layout import Layout, Loaded
+from agent_rft.actors.weights.bucket import MASK, checksum
 from agent_rft.actors.weights.sync import Published
 from agent_rft.errors import EngineFailed, RftError
+from agent_rft.trainer.learner.layout import Layout, Loaded
+from agent_rft.trainer.learner.process_group import SENDER, Broadcast, free_port
 from tests.support.fakes_http import MovableLoop, in_movable_time, until
 
 LAYOUTS: list[Layout] = [[("a", "float32", (2, 3)), ("b", "float32", (1,))], [("c", "float32", (5,))]]

@@ -18,9 +18,9 @@ import yaml
 
 from agent_rft.cluster.planning.model_folder import ModelFolder
 from agent_rft.cluster.planning.nodes import Node
-from agent_rft.cluster.preflight.contents import digest_of
 from agent_rft.cluster.preflight.prepare import Prepared, prepare
-from agent_rft.cluster.preflight.resumed import Began
+from agent_rft.cluster.preflight.resumption.contents import digest_of
+from agent_rft.cluster.preflight.resumption.resumed import Began
 from agent_rft.cluster.preflight.space import Free
 from agent_rft.cluster.records.run_folder import FORMAT, RunFolder
 from agent_rft.cluster.run.driver import claim_run, train

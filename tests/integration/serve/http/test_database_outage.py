@@ -10,7 +10,7 @@ from unittest import TestCase
 import pytest
 from prometheus_client import generate_latest
 
-from agent_rft.actors.runtime.recorder import Recorder
+from agent_rft.actors.runtime.telemetry.recorder import Recorder
 from agent_rft.cluster.records.blobs import FolderBlobs
 from agent_rft.serve.routes.files import make_router
 from agent_rft.serve.stores.file_store import FileStore

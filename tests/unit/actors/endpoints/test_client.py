@@ -11,8 +11,8 @@ from aiohttp import web
 
 from agent_rft.actors.endpoints.answer import retry_after_s
 from agent_rft.actors.endpoints.client import EndpointClient
-from agent_rft.actors.endpoints.transport import MAX_BODY_BYTES
-from agent_rft.actors.endpoints.url import endpoint_mistake, safe_url
+from agent_rft.actors.endpoints.network.transport import MAX_BODY_BYTES
+from agent_rft.actors.endpoints.network.url import endpoint_mistake, safe_url
 from agent_rft.actors.runtime.timing import Timing
 from agent_rft.errors import EndpointRefused, ToolFailed, UserError
 from agent_rft.spec.endpoints import Endpoint

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent_rft.actors.endpoints.access import MIN_ANSWERS, WINDOW
 from agent_rft.actors.endpoints.call_errors import EXCERPT_CHARS
-from agent_rft.actors.endpoints.client import EndpointClient
+from agent_rft.actors.endpoints.client import MIN_ANSWERS, WINDOW, EndpointClient
 from agent_rft.errors import Discard, EndpointRefused, ToolFailed
 from agent_rft.spec.endpoints import Endpoint
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, one_by_one, says

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent_rft.actors.engine.engine_config import EngineConfig, executor_of
 from agent_rft.actors.engine.failures import last_error
-from agent_rft.actors.engine.vllm_engine import CPU_EXECUTOR, Engine, EngineConfig, executor_of
+from agent_rft.actors.engine.vllm_engine import Engine
+from agent_rft.actors.engine.vllm_internals import CPU_EXECUTOR
 from agent_rft.errors import EngineFailed
 
 CONFIG = EngineConfig("model", "float32", context_length=64, max_num_seqs=4, seed=0)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agent_rft.actors.endpoints.transport import MAX_BODY_BYTES
+from agent_rft.actors.endpoints.network.transport import MAX_BODY_BYTES
 from agent_rft.actors.graders.base import REASON_CHARS, finite_number, wire_errors
 from agent_rft.actors.graders.kinds.endpoint import MAX_PARTS
 from agent_rft.actors.graders.kinds.expression import expression_problems, parse

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from prometheus_client import generate_latest
 
-from agent_rft.actors.learner.group import LearnerGroup, _RankProcess
-from agent_rft.actors.learner.rank import LearnerConfig
-from agent_rft.actors.runtime.recorder import Recorder
+from agent_rft.actors.learner.group import LearnerGroup
+from agent_rft.actors.learner.rank_process import RankProcess
+from agent_rft.actors.runtime.telemetry.recorder import Recorder
 from agent_rft.errors import LearnerFailed
+from agent_rft.trainer.learner.rank_config import LearnerConfig
 from agent_rft.trainer.model.batch import WeightedSequence
 from agent_rft.types import StepReport
 from tests.support.fakes_http import until
@@ -31,7 +32,7 @@ class FakeRank:
 
 
 def test_only_calls_that_succeed_are_counted() -> None:
-    process: Any = _RankProcess()
+    process: Any = RankProcess(metrics=None)
     process._rank, process._recorder = FakeRank(), Recorder()
     assert process.call("step") == 0.5
     assert process.write(Path("folder")).errno == ENOSPC  # the rank lives on

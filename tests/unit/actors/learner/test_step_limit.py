@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_rft.actors.learner.step_limit import FACTOR, FIRST_FACTOR, StepLimit
+from agent_rft.actors.learner.rank_calls import FACTOR, FIRST_FACTOR, StepLimit
 
 
 def test_a_usual_step_has_the_same_limit_as_any_call() -> None:

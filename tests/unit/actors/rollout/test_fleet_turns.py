@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from agent_rft.actors.rollout.assignment import least_loaded
 from agent_rft.actors.rollout.fleet import Fleet
 from agent_rft.actors.runtime.turns import Turns
-from agent_rft.actors.weights.layout import Layout
 from agent_rft.actors.weights.sync import WeightSync
 from agent_rft.events import EngineReplaced, Event
 from agent_rft.spec.job import RolloutLimits
+from agent_rft.trainer.learner.layout import Layout
 from tests.support.fake_workers import BUCKET, CHECKSUM, FakeWorker
 from tests.support.fakes_http import until
 

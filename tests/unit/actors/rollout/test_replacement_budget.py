@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_rft.actors.rollout.replacement_budget import ReplacementBudget
+from agent_rft.actors.rollout.replacement import ReplacementBudget
 from agent_rft.errors import Halted
 from agent_rft.events import EngineUnstable, Event
 

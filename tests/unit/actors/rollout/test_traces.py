@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from transformers import AutoTokenizer
 
-from agent_rft.actors.runtime.tracing import NO_TRACES, Tracer, traceparent, tracer_of
+from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, Tracer, traceparent, tracer_of
 from agent_rft.actors.tools.dispatcher import Dispatcher
 from agent_rft.actors.tools.sessions import SessionBook
 from agent_rft.chat.renderer import Renderer

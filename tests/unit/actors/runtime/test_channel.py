@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from agent_rft.actors.runtime.channel import LENGTH_BYTES, Address, Channel, Listener, Reachable, ray_encrypts
+from agent_rft.actors.runtime.channel import (
+    LENGTH_BYTES,
+    Address,
+    Channel,
+    Listener,
+    Reachable,
+    ray_encrypts,
+)
 from agent_rft.actors.runtime.keep_alive import KEEP_ALIVE
 from agent_rft.errors import EndpointRefused, EngineFailed, ToolFailed
 from tests.support.fakes_http import until

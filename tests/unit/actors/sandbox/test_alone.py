@@ -11,15 +11,8 @@ import pytest
 
 from agent_rft import run_untrusted, untrusted
 from agent_rft.actors.sandbox import alone, runner
-from agent_rft.actors.sandbox.start import (
-    RUN_LIMITS,
-    Reports,
-    Sandbox,
-    SandboxFailed,
-    SandboxReport,
-    runs_config,
-    try_ways,
-)
+from agent_rft.actors.sandbox.sandbox_config import RUN_LIMITS, runs_config
+from agent_rft.actors.sandbox.start import Reports, Sandbox, SandboxFailed, SandboxReport, try_ways
 from tests.support.paths import ROOT
 
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from agent_rft.actors.engine.architectures import has_adapters
-from agent_rft.actors.weights.adapter import AdapterConfig, AdapterFolder, write_adapter
+from agent_rft.actors.engine.vllm_internals import has_adapters
 from agent_rft.actors.weights.merge import merge_adapter
 from agent_rft.cli.main import app
 from agent_rft.errors import UserError
-from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.model_options import LoraSpec
+from agent_rft.trainer.learner.adapter import AdapterConfig, AdapterFolder, write_adapter
 from agent_rft.trainer.model.lora import adapter_tensors, add_adapter, linear_shapes, targets_of, tensor_shapes
 from agent_rft.trainer.model.policy import load_policy
 from docs.generator.architectures import FOUND

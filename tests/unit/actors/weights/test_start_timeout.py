@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_rft.actors.weights.adapter import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig
 from agent_rft.actors.weights.start_timeout import START_TIMEOUT_S, start_timeout_s
+from agent_rft.trainer.learner.adapter import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig
 
 GB = 10**9
 

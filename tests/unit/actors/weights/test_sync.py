@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from agent_rft.actors.weights.layout import Layout, Loaded
 from agent_rft.actors.weights.sync import Published, WeightSync, sync_timeout_s
 from agent_rft.errors import EngineFailed
+from agent_rft.trainer.learner.layout import Layout, Loaded
 
 LAYOUT: Layout = [("a", "float32", (2,)), ("b", "float32", (1,))]
 WHOLE = Loaded(0.5, (7, 7))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from agent_rft.cli import client, main
+from agent_rft.cli import main
+from agent_rft.cli.api_commands import client
 from agent_rft.cli.ready import NOT_READY
-from agent_rft.cli.reference.catalogue import catalogue, find, near
-from agent_rft.cli.reference.exit_codes import EXIT_CODES
+from agent_rft.cli.reference.catalogue import EXIT_CODES, catalogue, find, near
 from agent_rft.cli.reference.settings import Setting
 from agent_rft.cluster.run.signals import STOPPED
 from agent_rft.errors import Discard

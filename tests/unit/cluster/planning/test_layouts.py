@@ -15,7 +15,7 @@ from agent_rft.cluster.planning.model import CacheShape, ModelShape
 from agent_rft.cluster.planning.nodes import Node
 from agent_rft.cluster.planning.placement import RECORDED, RecordedLayout, Request, size_of
 from agent_rft.cluster.planning.plan import plan_of
-from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.model_options import LoraSpec
 from tests.support.builders import job
 
 CONTEXT = 16_384

@@ -16,7 +16,7 @@ from agent_rft.cluster.planning.model_folder import (
     context_problems,
     read_sizes,
 )
-from agent_rft.cluster.preflight.model import read_model
+from agent_rft.cluster.preflight.model_checks.model import read_model
 from tests.support.builders import job
 from tests.support.paths import BASE
 

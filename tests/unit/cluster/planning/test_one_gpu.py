@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rft.actors.learner.sizes import ASLEEP_SLACK
 from agent_rft.cluster.planning.layout import MIN_SEQUENCES_AT_ONCE, ClusterPlan, lay_out
 from agent_rft.cluster.planning.memory import CUDA_CONTEXT_BYTES, GIB, Memory
 from agent_rft.cluster.planning.model import ModelShape
@@ -17,6 +16,7 @@ from agent_rft.cluster.planning.nodes import Node
 from agent_rft.cluster.planning.placement import Request
 from agent_rft.cluster.planning.plan import MOVE_BYTES_PER_S, NONE_FOUND, plan_of, remedies_of, step_cost
 from agent_rft.cluster.planning.plan_view import how_shared
+from agent_rft.trainer.learner.sizes import ASLEEP_SLACK
 from tests.support.builders import job
 
 QWEN2_5_HALF_B = ModelShape(494_032_768, 24, 896, 14, 2, 64, 4864, 151_936)

@@ -16,7 +16,7 @@ from agent_rft.cluster.planning.placement import Placement, Request, assign, num
 from agent_rft.errors import Problem
 from agent_rft.spec.endpoints import ToolSpec
 from agent_rft.spec.job import JobSpec
-from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.model_options import LoraSpec
 from tests.support.builders import job
 from tests.support.plans import plan_placement
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from agent_rft.actors.weights.layout import MAX_BUCKET_BYTES
 from agent_rft.cluster.planning.memory import GIB, LIVE_PARAMETERS, Memory, rank_memory
 from agent_rft.cluster.planning.model import ModelShape, count_parameters, read_config, shape_of, text_config
 from agent_rft.cluster.planning.model_folder import ModelFolder, read_sizes
@@ -17,8 +16,9 @@ from agent_rft.cluster.planning.nodes import Node
 from agent_rft.cluster.planning.placement import Placement
 from agent_rft.cluster.planning.plan import learning_token_s
 from agent_rft.cluster.planning.plan_view import request_of_file
-from agent_rft.cluster.preflight.model import read_model
+from agent_rft.cluster.preflight.model_checks.model import read_model
 from agent_rft.errors import InvalidJob
+from agent_rft.trainer.learner.layout import MAX_BUCKET_BYTES
 from tests.support.builders import job, raw_job
 from tests.support.headers import GPT_OSS_20B, MXFP4, gpt_oss_20b, write_folder
 from tests.support.plans import plan_placement

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent_rft.cluster.planning.model_folder import ModelFolder
-from agent_rft.cluster.preflight.model import read_model
+from agent_rft.cluster.preflight.model_checks.model import read_model
 from agent_rft.cluster.preflight.rows import JobRow, length_problems
 from agent_rft.errors import Problem
 from agent_rft.spec.job import JobSpec

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from agent_rft.actors.endpoints.address_guard import ForbiddenAddress, Guard
 from agent_rft.actors.endpoints.client import EndpointClient
+from agent_rft.actors.endpoints.network.address_guard import ForbiddenAddress, Guard
 from agent_rft.cluster.preflight.job_endpoints import Resolve, allow_own_endpoints, resolve
 from agent_rft.errors import EndpointRefused, ToolFailed
 from agent_rft.spec.endpoints import Endpoint

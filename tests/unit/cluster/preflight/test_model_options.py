@@ -75,7 +75,7 @@ async def test_a_damaged_card_is_a_problem_of_the_model(tmp_path: Path) -> None:
 
 async def test_a_checkpoint_carries_what_the_job_said(tmp_path: Path) -> None:
     found = await prepared(tmp_path, None, chat_template="own.jinja", stop_tokens=["<|im_start|>"])
-    files = learner_config(found, None).files
+    files = learner_config(found).files
     assert files == model_files(found)
     token_id = found.renderer.tokenizer.backend_tokenizer.token_to_id
     assert files is not None and set(files.end_token_ids) == {token_id("<|im_end|>"), token_id("<|im_start|>")}

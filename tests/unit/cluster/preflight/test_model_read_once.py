@@ -17,7 +17,7 @@ from agent_rft.spec.job import JobSpec
 from tests.support.fakes_http import LOCAL
 from tests.support.opened_files import opened_files
 from tests.support.paths import BASE
-from tests.unit.cluster.preflight.test_lora import adapter_in
+from tests.unit.cluster.preflight.model_checks.test_lora import adapter_in
 
 MESSAGES = [{"role": "user", "content": "what was debt of vorzen?"}, {"role": "assistant", "content": "1234"}]
 

@@ -22,24 +22,24 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
-from agent_rft.actors.weights.adapter import AdapterConfig
 from agent_rft.actors.weights.broadcast_sync import BroadcastSync
 from agent_rft.actors.weights.sync import WeightSync
 from agent_rft.cluster.planning.model_folder import ModelFolder, read_sizes
 from agent_rft.cluster.planning.nodes import HEADROOM, Node
 from agent_rft.cluster.preflight.examples import example_of
 from agent_rft.cluster.preflight.prepare import Prepared, prepare
-from agent_rft.cluster.preflight.resumed import Began
-from agent_rft.cluster.preflight.same_job import Change
+from agent_rft.cluster.preflight.resumption.resumed import Began
+from agent_rft.cluster.preflight.resumption.same_job import Change
 from agent_rft.cluster.preflight.space import Free
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.run.actor_configs import learner_config, model_files, print_plan, weight_sync, worker_config
 from agent_rft.errors import InvalidJob, Problem
 from agent_rft.spec.job_file import load_job, read_job
-from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.model_options import LoraSpec
 from agent_rft.spec.nodes import NodeGroup
 from agent_rft.spec.operator.config import NOTHING_ALLOWED, ModelEndpoint, Operator
 from agent_rft.spec.schemas.json_schema import schema_mistake
+from agent_rft.trainer.learner.adapter import AdapterConfig
 from tests.support.builders import EXACT, job
 from tests.support.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, hangs, says, unused_port
 from tests.support.paths import BASE
@@ -180,7 +180,7 @@ async def test_a_supervised_job_makes_one_update_a_batch_at_its_own_rate(case: C
     case.rows = [{"messages": [*row()["messages"], {"role": "assistant", "content": "1"}]}]
     case.job = {"method": {"type": "supervised"}}
     prepared = await case.prepare()
-    learner = learner_config(prepared, None)
+    learner = learner_config(prepared)
     assert (learner.method, learner.algorithm.updates_per_batch) == ("supervised", 1)
     assert learner.learning_rate == prepared.plan.learning_rate == 1.2e-3
     assert learner.warm_up_steps is None
@@ -188,7 +188,7 @@ async def test_a_supervised_job_makes_one_update_a_batch_at_its_own_rate(case: C
 
 
 def micro_batches(prepared: Prepared) -> int:
-    return learner_config(prepared, None).micro_batch_tokens
+    return learner_config(prepared).micro_batch_tokens
 
 
 def small(size: int) -> Node:
@@ -280,7 +280,7 @@ async def test_the_learner_warms_up_for_as_many_steps_as_the_job_says(case: Case
         case.job = {"method": {"type": "supervised", "supervised": algorithm}}
     else:
         case.rows, case.reinforcement = [row()], algorithm
-    assert learner_config(await case.prepare(), None).warm_up_steps == 1
+    assert learner_config(await case.prepare()).warm_up_steps == 1
 
 
 async def test_with_lora_engines_have_slots_for_its_adapters_which_go_through_the_object_store(case: Case) -> None:

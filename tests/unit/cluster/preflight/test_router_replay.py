@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent_rft.cluster.planning.model_folder import ModelFolder
-from agent_rft.cluster.preflight.model import read_model
+from agent_rft.cluster.preflight.model_checks.model import read_model
 from agent_rft.spec.job import JobSpec
 from tests.support.shapes import tiny_shape
 from tests.support.tiny_model import write_tiny_model

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from agent_rft.cli.prompt import print_prompt
+from agent_rft.cli.check import print_prompt
 from agent_rft.cluster.planning.model_folder import ModelFolder
 from agent_rft.cluster.preflight.shown_prompt import ShownPrompt, first_prompt
 from agent_rft.spec.job_file import load_job

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agent_rft.cluster.ray_cluster.session import MARK, end_leftover
+from agent_rft.cluster.ray_cluster.session import MARK, end_leftover, worker_environment
 
 
 @pytest.fixture
@@ -60,3 +60,11 @@ def test_other_clusters_and_folders_that_are_not_a_clusters_are_left_alone(
         end_leftover(tmp_path / "note")
     assert orphan.poll() is None
     assert (tmp_path / "home").exists()
+
+
+def test_only_workers_of_a_submitted_folder_need_a_hook() -> None:
+    def of(runtime_env: object) -> object:
+        return worker_environment({"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": runtime_env})})
+
+    assert worker_environment({}) is of(None) is of({"env_vars": {"A": "b"}}) is None
+    assert of({"working_dir": "gcs://package.zip"}) is not None

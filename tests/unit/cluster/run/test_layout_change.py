@@ -16,11 +16,12 @@ from agent_rft.cluster.planning.nodes import Node
 from agent_rft.cluster.planning.placement import Request
 from agent_rft.cluster.planning.plan import plan_of
 from agent_rft.cluster.preflight.prepare import Prepared
-from agent_rft.cluster.preflight.same_job import Change
+from agent_rft.cluster.preflight.resumption.same_job import Change
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.run.driver import Run
-from agent_rft.cluster.run.metrics_sink import MetricsSink
+from agent_rft.cluster.run.job_run import JobRun
+from agent_rft.cluster.run.run_outputs import RunOutputs
 from agent_rft.cluster.run.signals import Signals
+from agent_rft.cluster.run.sinks.metrics_sink import MetricsSink
 from agent_rft.cluster.views.live import LiveView
 from agent_rft.errors import RftError
 from agent_rft.events import SettingChanged, SettingChosen
@@ -61,13 +62,10 @@ async def test_a_run_records_the_layout_that_it_got(tmp_path: Path) -> None:
 
     path, console, watch = tmp_path / "run", Console(file=StringIO()), Watching()
     folder, actors = RunFolder(path), Actors
+    view, metrics = LiveView(1, console), MetricsSink(None, path)
+    outputs = RunOutputs(made, NOTHING_ALLOWED, None, folder, view, metrics, console, watch, reports=False)
     with Signals() as signals:
-        run = Run(
-            made,
-            *(NOTHING_ALLOWED, None, folder, LiveView(1, console), MetricsSink(None, path), signals, console),
-            *(watch, False, [], False),
-            actors=actors,  # type: ignore[arg-type]  # a fake
-        )
+        run = JobRun(made, NOTHING_ALLOWED, outputs, signals, False, [], actors=actors)  # type: ignore[arg-type]  # a fake
         with pytest.raises(RftError):
             await run.train()
         await run.close()

@@ -11,8 +11,7 @@ import pytest
 
 from agent_rft.actors.engine.chat.parsing import ParsedTurn
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.run.best_draws import best_draws, write_best_draws
-from agent_rft.cluster.run.readiness import ROWS_AT_ONCE, drawn, graded_again
+from agent_rft.cluster.run.readiness import ROWS_AT_ONCE, best_draws, drawn, graded_again, write_best_draws
 from agent_rft.spec.operator.config import NOTHING_ALLOWED
 from agent_rft.types import Group, Task, ToolCall, ToolResult, ToolSchema, Turn
 from tests.support.builders import group, group_request, job, rollout, task

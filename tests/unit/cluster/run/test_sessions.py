@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent_rft.actors.tools.actor import DispatcherClient
-from agent_rft.cluster.run.sessions import JobSessions
+from agent_rft.cluster.run.actors import JobSessions
 from agent_rft.errors import CannotStart, RftError, ToolFailed
 from agent_rft.events import Event
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agent_rft.cluster.preflight.resumed import digests_of
+from agent_rft.cluster.preflight.resumption.resumed import digests_of
 from agent_rft.cluster.records.redact import plain
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.views.comparison import charts

@@ -11,8 +11,7 @@ from fastapi import APIRouter
 from agent_rft.serve.console.session import make_router
 from agent_rft.serve.http.app import create_app
 from agent_rft.serve.http.auth import Reader, Writer
-from agent_rft.serve.stores.keys import KeyStore
-from agent_rft.serve.stores.sessions import SESSION_S, SessionStore
+from agent_rft.serve.stores.keys import SESSION_S, KeyStore, SessionStore
 from tests.support.jobs import database_with_tables, fixture_of
 
 URL = "/v1/console/session"

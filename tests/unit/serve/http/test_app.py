@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from sqlalchemy.exc import OperationalError
 
-from agent_rft.actors.runtime.recorder import Recorder
+from agent_rft.actors.runtime.telemetry.recorder import Recorder
 from agent_rft.errors import InvalidJob, Problem
 from agent_rft.serve.http.auth import Admin, RateLimit, Reader, Writer
 from agent_rft.serve.http.errors import internal_error

@@ -12,9 +12,8 @@ from agent_rft.cluster.records.redact import REDACTED
 from agent_rft.errors import InvalidJob
 from agent_rft.serve.jobs.request import ApiJob, model_name, parse_api_job
 from agent_rft.serve.stores.model_registry import ModelRegistry
-from agent_rft.spec.early_stop import EarlyStop
-from agent_rft.spec.job import JobSpec
-from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.job import EarlyStop, JobSpec
+from agent_rft.spec.model_options import LoraSpec
 from agent_rft.spec.operator.config import Operator
 from tests.support.jobs import KnownFiles, KnownModels, database_with_tables
 

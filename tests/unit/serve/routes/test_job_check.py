@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_rft.errors import Problem, RftError
-from agent_rft.serve.jobs.draft import Draft
+from agent_rft.serve.jobs.processes.draft import Draft
 from agent_rft.serve.routes import fine_tuning, job_check
 from tests.support.api import body_of, client_of
 from tests.support.bad_requests import SECRET

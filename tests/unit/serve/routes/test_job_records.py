@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from agent_rft.cli.traces import ServerTraces
+from agent_rft.cli.api_commands.traces import ServerTraces
 from agent_rft.cluster.records.rollout_index import Order
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.records.wanted import Wanted

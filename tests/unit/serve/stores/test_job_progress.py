@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent_rft.events import Evaluated, Event, LossEvaluated
-from agent_rft.serve.jobs.wire_metrics import wire_data
+from agent_rft.serve.jobs.processes.wire_metrics import wire_data
 from agent_rft.serve.stores.database import Database
 from agent_rft.serve.stores.job_progress import Progress
 from agent_rft.trainer.loop.evaluate import summarize

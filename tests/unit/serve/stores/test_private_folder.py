@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_rft.errors import UserError
-from agent_rft.serve.stores.private_folder import make_private
+from agent_rft.serve.stores.database import make_private
 
 SIGNS = ("secret.key",)
 OTHER = os.geteuid() + 1

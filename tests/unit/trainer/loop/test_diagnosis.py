@@ -10,7 +10,7 @@ import pytest
 
 from agent_rft.problems.zero_variance import CAUSES, Diagnosis, how_many
 from agent_rft.trainer.loop.buffer import Batch
-from agent_rft.trainer.loop.diagnosis import ERROR_CHARS, diagnose
+from agent_rft.trainer.loop.health import ERROR_CHARS, diagnose
 from agent_rft.types import Discarded, Grade, Group, ToolCall, ToolResult, Turn
 from tests.support.builders import group, group_request, task
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from agent_rft.events import EarlyStopped, Evaluated
-from agent_rft.spec.early_stop import EarlyStop
-from agent_rft.spec.job import CheckpointInterval
+from agent_rft.spec.job import CheckpointInterval, EarlyStop
 from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState, best_checkpoint
 from agent_rft.trainer.loop.validation import is_over, num_without_gain
 from agent_rft.types import Group, GroupRequest

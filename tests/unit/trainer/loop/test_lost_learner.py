@@ -179,7 +179,8 @@ async def test_a_step_in_between_renews_the_restarts(tmp_path: Path) -> None:
     assert run.learner.weights == await undisturbed(tmp_path / "calm")
 
 
-async def test_a_learner_lost_while_all_engines_wait_for_its_weights_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("purpose", ["train", "validation"])
+async def test_a_learner_lost_while_all_engines_wait_for_its_weights_is_found(tmp_path: Path, purpose: str) -> None:
     """A node with rank 0 and the only engine is lost: the new engine needs weights that only a new rank 0 has."""
     found = asyncio.Event()
 
@@ -190,14 +191,15 @@ async def test_a_learner_lost_while_all_engines_wait_for_its_weights_is_found(tm
 
     class Waiting(Numbered):
         async def sample(self, request: GroupRequest) -> Group:
-            if request.index == 6:
-                learner.lose(LearnerFailed("its process was lost"))
-            if request.index >= 6:
+            if request.purpose == purpose and learner.weights[6:]:
+                if not found.is_set():
+                    learner.lose(LearnerFailed("its process was lost"))
                 await found.wait()
             return await super().sample(request)
 
-    learner = Found()
-    run = made(tmp_path / "lost", learner=learner, rollouts=Waiting(some_without_signal), check_every_s=0.01)
+    learner, validates = Found(), purpose == "validation"
+    rollouts = Waiting(some_without_signal)
+    run = made(tmp_path / "lost", learner=learner, rollouts=rollouts, check_every_s=0.01, validate=validates)
     assert (await run.loop.run()).step == 9
     assert learner.restarts == 1
     assert learner.weights == await undisturbed(tmp_path / "calm")

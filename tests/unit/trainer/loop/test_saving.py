@@ -8,8 +8,7 @@ from pathlib import Path
 from agent_rft.events import CheckpointIntervalChanged, CheckpointSaved, TrainingWaitedForCheckpoint
 from agent_rft.spec.job import CheckpointInterval
 from agent_rft.trainer.loop.checkpoint import Checkpoints
-from agent_rft.trainer.loop.disk import Disk
-from agent_rft.trainer.loop.saving import Progress
+from agent_rft.trainer.loop.saving import Disk, Progress
 from tests.support.fakes import FakeLearner, FakeSink
 
 

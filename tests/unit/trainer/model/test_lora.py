@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from agent_rft.errors import UserError
-from agent_rft.spec.lora import LoraSpec
+from agent_rft.spec.model_options import LoraSpec
 from agent_rft.trainer.model.lora import (
     adapter_tensors,
     add_adapter,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.shared.actor import SharedConfig
-from agent_rft.actors.engine.vllm_engine import EngineConfig
-from agent_rft.actors.weights.adapter import CONFIG_FILE, AdapterConfig
+from agent_rft.trainer.learner.adapter import CONFIG_FILE, AdapterConfig
 
 LORA = AdapterConfig(8, 16.0)
 

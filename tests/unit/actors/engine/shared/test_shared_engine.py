@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from agent_rft.actors.engine.shared.actor import SharedEngine
-from agent_rft.actors.engine.shared.leases import IDLE_TICKS, LEASE_TICKS
-from agent_rft.actors.engine.vllm_engine import Completion, Engine, EngineConfig
-from agent_rft.actors.weights.adapter import AdapterConfig
+from agent_rft.actors.engine.engine_config import EngineConfig
+from agent_rft.actors.engine.shared.actor import IDLE_TICKS, LEASE_TICKS, SharedEngine
+from agent_rft.actors.engine.vllm_engine import Completion, Engine
 from agent_rft.errors import EngineFailed
+from agent_rft.trainer.learner.adapter import AdapterConfig
 
 LORA = AdapterConfig(8, 16.0)
 CONFIG = EngineConfig("base", "float32", context_length=64, max_num_seqs=4, seed=0, lora=LORA, adapter_slots=3)

@@ -7,7 +7,7 @@ import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
-from agent_rft.actors.engine.worker.rotary import forward_cpu
+from agent_rft.actors.engine.worker.worker_extension import forward_cpu
 
 NUM_TOKENS, SIZE = 7, 32
 

@@ -1,0 +1,86 @@
+"""The proxy that the environment names for a URL: HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY.
+
+It is for addresses that the operator or the user of a command has set. The endpoints of jobs never go through a proxy:
+it would connect to addresses that their guard forbids.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from ipaddress import ip_address, ip_network
+from typing import NamedTuple
+
+from yarl import URL
+
+from agent_rft.actors.endpoints.network.url import safe_url, url_mistake
+from agent_rft.errors import UserError
+from agent_rft.spec.keys import variable
+
+
+class Proxy(NamedTuple):
+    """An HTTP proxy; its URL may contain a password."""
+
+    url: str
+    variable: str
+
+    def __str__(self) -> str:
+        return f"the proxy {safe_url(self.url)} ({self.variable})"
+
+
+def proxy_for(url: str, environment: Mapping[str, str] = os.environ) -> Proxy | None:
+    """Return the proxy for a URL; None if there is none, and for loopback addresses and what NO_PROXY names.
+
+    Raises:
+        UserError: The environment names a proxy that is not an HTTP proxy.
+    """
+    parsed = URL(url)
+    if _is_direct(parsed.host or "", parsed.port, _either(environment, "no_proxy")[1]):
+        return None
+    for name in (f"{parsed.scheme}_proxy", "all_proxy"):
+        found, value = _either(environment, name)
+        if value is not None:
+            return _checked(value, found, parsed)
+    return None
+
+
+def proxy_mistake(url: str, environment: Mapping[str, str] = os.environ) -> str | None:
+    """What is wrong with the proxy for a URL; None if nothing is."""
+    try:
+        proxy_for(url, environment)
+    except UserError as error:
+        return error.message
+    return None
+
+
+def _either(environment: Mapping[str, str], name: str) -> tuple[str, str | None]:
+    """A variable in lower case or, if it is not set, in upper case, as other programs read it."""
+    lower, upper = variable(environment, name), variable(environment, name.upper())
+    return (name.upper(), upper) if lower is None else (name, lower)
+
+
+def _is_direct(host: str, port: int | None, no_proxy: str | None) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    excepted = [name for entry in (no_proxy or "").split(",") if (name := entry.strip().lower().lstrip("."))]
+    with suppress(ValueError):  # a name
+        address = ip_address(host)
+        if address.is_loopback or address.is_unspecified:
+            return True
+        for entry in excepted:
+            with suppress(ValueError):  # a name, or with a port
+                if address in ip_network(entry, strict=False):
+                    return True
+    names = {"*", host, f"{host}:{port}"}
+    return any(entry in names or host.endswith(f".{entry}") for entry in excepted)
+
+
+def _checked(value: str, name: str, target: URL) -> Proxy:
+    url = value if "://" in value else f"http://{value}"
+    if url_mistake(url) is None:
+        return Proxy(url, name)
+    scheme = url.partition("://")[0]
+    what = f"a {scheme}:// proxy, which is not supported" if scheme.startswith("socks") else "not the URL of a proxy"
+    remedy = f"set it to an HTTP proxy, such as http://proxy:3128, or add {target.host} to NO_PROXY"
+    raise UserError(f"{name} is {what}: {remedy}")

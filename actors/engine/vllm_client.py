@@ -1,0 +1,71 @@
+"""The client of vLLM's processes: starts them, and notices in each call if they die."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from agent_rft.actors.engine.failures import EngineDied
+from agent_rft.actors.engine.vllm_internals import create_client, shut_down
+
+Result = TypeVar("Result")
+
+KEEP_WEIGHTS, ONLY_PAUSE = 1, 0
+"""vLLM's levels of sleep: 1 moves the weights to the node's memory and discards the cache, 0 does neither."""
+LIFE_POLL_S = 0.5
+SHUTDOWN_S = 5.0
+"""Time for vLLM's processes to end before they are killed."""
+
+
+class VllmClient:
+    """vLLM's AsyncLLM of one engine, which has its memory on GPUs or not."""
+
+    def __init__(self, on_gpu: bool) -> None:
+        self.llm: Any = None
+        """The AsyncLLM; None before `connect` and after `close`."""
+        self._on_gpu = on_gpu
+
+    def connect(self, config: Any, log_stats: bool) -> None:
+        """Start vLLM's processes with a VllmConfig."""
+        self.llm = create_client(config, log_stats)
+
+    async def sleep(self) -> None:
+        """Give the memory of the GPUs back; on a CPU, only pause."""
+        await self.while_alive(self.llm.sleep(level=KEEP_WEIGHTS if self._on_gpu else ONLY_PAUSE))
+
+    async def wake(self) -> None:
+        """Take the memory of the GPUs again, with the same weights and an empty cache."""
+        await self.while_alive(self.llm.wake_up(None if self._on_gpu else ["scheduling"]))
+
+    async def add_lora(self, request: Any) -> bool:
+        """Load an adapter, all of it.
+
+        Raises:
+            ValueError: The model lacks a module that the adapter changes, which vLLM would leave out.
+        """
+        added: bool = await self.while_alive(self.llm.add_lora(request))
+        call = self.llm.collective_rpc("missing_modules", args=(request.lora_int_id,))
+        if missing := sorted({name for names in await self.while_alive(call) for name in names}):
+            raise ValueError(f"the model has no {', '.join(missing[:3])}, which the adapter changes")
+        return added
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        return await self.while_alive(self.llm.remove_lora(lora_id))
+
+    async def while_alive(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run `work`, and fail if the engine dies: vLLM never answers pending calls other than requests then."""
+        task = asyncio.create_task(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=LIFE_POLL_S))[0]:
+                if self.llm.errored:
+                    raise EngineDied
+            return task.result()
+        finally:
+            task.cancel()
+
+    def close(self) -> None:
+        """Stop vLLM's processes and close the connections to them; a second call does nothing."""
+        if self.llm is not None:
+            shut_down(self.llm, SHUTDOWN_S)
+            self.llm = None

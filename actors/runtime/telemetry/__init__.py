@@ -1,0 +1,1 @@
+"""Metrics and traces of a process, and their export."""

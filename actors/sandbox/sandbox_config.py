@@ -1,0 +1,226 @@
+"""The configuration of a sandbox: its limits, the files that it shows, and the command lines of launcher and worker.
+
+bubblewrap and our own launcher show the same files at the same places.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sys
+import sysconfig
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import agent_rft
+from agent_rft.actors.sandbox import seccomp
+from agent_rft.actors.sandbox.runner import unused_id
+
+Way = Literal["bubblewrap", "namespaces", "none"]
+PROTECTIONS = (
+    "network",
+    "files",
+    "processes",
+    "number_of_processes",
+    "privileges",
+    "system_calls",
+    "memory",
+    "readable_python",
+)
+"""The last one is a prerequisite: no grader can run if Python's folders are unreadable for other users."""
+SCRATCH = "/tmp"
+NOBODY = 65534
+CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN = 6, 7, 21
+MANY_IDS, FEW_IDS = (2_000_000_000, 2_100_000_000), (30_000, 60_000)
+"""Ranges of unused user ids: very high ones, or, in a container with only 65,536 ids, those below `nobody`."""
+PACKAGE = Path(agent_rft.__path__[0])
+HERE = PACKAGE / "actors" / "sandbox"
+BESIDE = ("inside.py",)
+"""Files of this folder that each first process of a sandbox imports."""
+SHARED = ("__init__.py", "untrusted.py")
+"""Files of the package that a sandbox has as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits:
+    """The limits of one sandbox, which runs one grade at a time.
+
+    `memory_bytes` limits both the address space of each process and the memory of all together, including the files of
+    the scratch folder and the buffers of sockets.
+    """
+
+    memory_bytes: int = 2 << 30
+    scratch_bytes: int = 256 << 20
+    num_processes: int = 64
+    num_open_files: int = 256
+    num_cores: int = 2
+
+
+RUN_LIMITS = SandboxLimits(scratch_bytes=64 << 20, num_processes=32)
+"""The limits of a run of untrusted code, beside the grader's own; its memory is for the grader to say, up to that of
+the grader."""
+
+
+def python_path() -> str:
+    """The interpreter itself, with all links and virtual environments resolved."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+def _packages() -> list[str]:
+    paths = sysconfig.get_paths()
+    found = {os.path.realpath(paths[name]) for name in ("purelib", "platlib")}
+    return sorted(path for path in found if os.path.isdir(path))
+
+
+def _inside(path: str, way: Way) -> str:
+    """A path as seen inside the sandbox, where the scratch folder would hide paths below it."""
+    return f"/.outside{path}" if way != "none" and path.startswith(f"{SCRATCH}/") else path
+
+
+def _environment(way: Way) -> dict[str, str]:
+    """A clean environment; numpy gets one thread, since other grades use the other cores."""
+    return {
+        "PATH": f"{os.path.dirname(_inside(python_path(), way))}:/usr/bin:/bin",
+        "HOME": SCRATCH,
+        "TMPDIR": SCRATCH,
+        "LANG": "C.UTF-8",
+        "PYTHONPATH": os.pathsep.join(_inside(path, way) for path in _packages()),  # for child processes
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def launch_config(way: Way, limits: SandboxLimits, script: str) -> dict[str, Any]:
+    """Return the configuration of a launcher that runs `script`, a file of this folder, in a sandbox."""
+    top = str(PACKAGE.parent) if way == "none" else "/.own"
+    binds, links = _binds(way)
+    binds += [(str(PACKAGE / name), f"{top}/agent_rft/{name}") for name in SHARED]
+    binds += [(str(HERE / name), f"{top}/agent_rft/actors/sandbox/{name}") for name in (script, *BESIDE)]
+    if script == "worker.py":
+        binds += [(str(HERE / "scratch.py"), f"{top}/agent_rft/actors/sandbox/scratch.py")]
+    devices = ["/dev/null", "/dev/random", "/dev/urandom"]  # mappings of /dev/zero are memory that no limit counts
+    return {
+        "way": way,
+        "user_namespace": not _becomes_other_user(),
+        "become": unused_id(*_unused_ids()) if way != "none" and _leaves_root_first() else None,
+        "inside_id": NOBODY,
+        "binds": binds,
+        "links": links,
+        "devices": devices,
+        "scratch": SCRATCH,
+        "scratch_bytes": limits.scratch_bytes,
+        "memory_bytes": limits.memory_bytes,
+        "num_processes": limits.num_processes,
+        "environment": _environment(way),
+        "command": [_inside(python_path(), way), "-I", "-S", "-B", f"{top}/agent_rft/actors/sandbox/{script}"],
+        "runs": None,
+        "given": [],
+        "bubblewrap": _bubblewrap(binds, links, devices, limits) if way == "bubblewrap" else [],
+    }
+
+
+def runs_config(way: Way, limits: SandboxLimits) -> dict[str, Any] | None:
+    """How the runner runs untrusted code; None if it cannot."""
+    if way == "none":
+        return None
+    of_run = replace(limits, scratch_bytes=RUN_LIMITS.scratch_bytes, num_processes=RUN_LIMITS.num_processes)
+    filtered = {"seccomp": seccomp.program(children_count=True).hex()}
+    return {
+        "launch": launch_config(way, of_run, "run_process.py"),
+        "worker": worker_config(way, of_run) | filtered,
+        "protections": PROTECTIONS,
+        "ids": _unused_ids(),
+    }
+
+
+def _binds(way: Way) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """The visible paths as pairs (source, path), and links as pairs (target, path)."""
+    base = os.path.realpath(sys.base_prefix)
+    wanted = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo"]
+    wanted += [f"{base}/lib", f"{base}/lib64", python_path(), *_packages()]
+    links = [(os.readlink(path), path) for path in wanted[:4] if os.path.islink(path)]
+    found = [path for path in dict.fromkeys(wanted) if os.path.exists(path) and not os.path.islink(path)]
+    kept = [path for path in found if not any(path.startswith(f"{other}/") for other in found)]
+    return [(path, _inside(path, way)) for path in kept], links
+
+
+def _bubblewrap(
+    binds: list[tuple[str, str]], links: list[tuple[str, str]], devices: list[str], limits: SandboxLimits
+) -> list[str]:
+    """The command line up to the command to run inside."""
+    words = [shutil.which("bwrap") or "bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+    words += ["--unshare-cgroup-try", "--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    if _becomes_other_user():
+        words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        words += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
+    paths = [*(path for _, path in [*binds, *links]), *devices]
+    parents = {str(parent) for path in paths for parent in Path(path).parents} - {"/"}
+    for folder in sorted(parents):  # bubblewrap would create some of them for root only
+        words += ["--perms", "0755", "--dir", folder]
+    for source, path in binds:
+        words += ["--ro-bind", source, path]
+    for target, path in links:
+        words += ["--symlink", target, path]
+    for device in devices:
+        words += ["--dev-bind", device, device]
+    words += ["--perms", "1777", "--size", str(limits.scratch_bytes), "--tmpfs", SCRATCH]
+    return [*words, "--remount-ro", "/", "--chdir", SCRATCH]
+
+
+def worker_config(way: Way, limits: SandboxLimits) -> dict[str, Any]:
+    """Return the configuration that a sandbox's first process gets as its first message."""
+    sandboxed = way != "none"
+    rlimits = {
+        "AS": limits.memory_bytes,
+        "FSIZE": limits.scratch_bytes,
+        "NOFILE": limits.num_open_files,
+        "STACK": 8 << 20,
+        "CORE": 0,
+        "MEMLOCK": 0,
+        "MSGQUEUE": 0,
+        "RTPRIO": 0,
+    }
+    if sandboxed:  # otherwise they would count what all processes of this user have
+        rlimits |= {"NPROC": limits.num_processes, "SIGPENDING": limits.num_open_files}
+    cores = sorted(os.sched_getaffinity(0))
+    return {
+        "sandboxed": sandboxed,
+        "uid": unused_id(*_unused_ids()) if sandboxed and _becomes_other_user() else None,
+        "packages": [_inside(path, way) for path in _packages()],
+        "limits": rlimits,
+        "cores": random.sample(cores, min(limits.num_cores, len(cores))),
+        "seccomp": seccomp.program().hex() if sandboxed else "",
+    }
+
+
+def _becomes_other_user() -> bool:
+    """Whether the sandbox runs under an unused user id, as root's do if there are such ids (not in every container).
+
+    Otherwise it runs in a user namespace, in which this user has no capabilities.
+    """
+    return os.getuid() == 0 and _num_ids() > FEW_IDS[1] and _has_capability(CAP_SYS_ADMIN)
+
+
+def _leaves_root_first() -> bool:
+    """Whether root cannot create namespaces, as in most containers, and becomes a plain user who perhaps can."""
+    rights = _has_capability(CAP_SETUID) and _has_capability(CAP_SETGID)
+    return os.getuid() == 0 and _num_ids() > FEW_IDS[1] and rights and not _becomes_other_user()
+
+
+def _has_capability(number: int) -> bool:
+    with open("/proc/self/status") as file:
+        effective = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
+    return bool(effective >> number & 1)
+
+
+def _unused_ids() -> tuple[int, int]:
+    return MANY_IDS if _num_ids() > MANY_IDS[1] else FEW_IDS
+
+
+def _num_ids() -> int:
+    with open("/proc/self/uid_map") as file:
+        return max(int(line.split()[0]) + int(line.split()[2]) for line in file)

@@ -1,0 +1,184 @@
+"""A client of a server's API for the command line: single requests, paginated lists, and errors in the server's words.
+
+The server and the key come from options, else from the environment (AGENT_RFT_BASE_URL and AGENT_RFT_API_KEY, else
+OPENAI_BASE_URL and OPENAI_API_KEY), else from a profile: `~/.config/agent-rft/profiles.yaml`, `NAME: {base_url: ...,
+api_key: ...}`. OPENAI_API_KEY goes to OPENAI_BASE_URL only, and no other key of the environment goes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from os.path import expanduser
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from agent_rft.actors.endpoints.network.blocking_client import Setting, Unreachable, client_at, in_our_words
+from agent_rft.errors import RftError, UserError
+
+TIMEOUT = httpx.Timeout(60.0, write=600.0)
+PAGE = 100
+
+
+class NoAnswer(RftError):
+    """The server is unreachable, failed or is rate limiting: the same request may succeed later."""
+
+
+def client_of(
+    base_url: str | None,
+    api_key: str | None,
+    profile: str,
+    environment: Mapping[str, str],
+    profiles: Path,
+    timeout: httpx.Timeout = TIMEOUT,
+) -> httpx.Client:
+    """Returns a client of the configured server.
+
+    Raises:
+        UserError: no server or no key is configured, or one of them or the proxy is not valid.
+    """
+    known = profiles_of(profiles)
+    chosen = known.get(profile) or {}
+    if profile != "default" and not chosen:
+        raise UserError(f"no profile {profile!r} in {profiles}; existing profiles: {', '.join(known) or 'none'}")
+
+    def first(*found: Setting | None) -> Setting | None:
+        return next((setting for setting in found if setting is not None), None)
+
+    def variable(name: str) -> Setting | None:
+        return _setting(environment.get(name), name)
+
+    def chosen_setting(name: str) -> Setting | None:
+        return _setting(chosen.get(name), f"{name} of the profile {profile!r} in {profiles}")
+
+    theirs = variable("OPENAI_BASE_URL")
+    url = first(_setting(base_url, "--base-url"), variable("AGENT_RFT_BASE_URL"), theirs, chosen_setting("base_url"))
+    if url is None:
+        raise UserError(f"no server is configured: give --base-url, AGENT_RFT_BASE_URL, or base_url in {profiles}")
+    name, other = ("OPENAI_API_KEY", None) if url is theirs else ("AGENT_RFT_API_KEY", chosen_setting("api_key"))
+    key = first(_setting(api_key, "--api-key"), variable(name), other)
+    if key is None:
+        raise UserError(f"no API key is configured: give --api-key, {name}, or api_key in {profiles}")
+    return client_at(url, key, environment, timeout)
+
+
+def _setting(value: object, source: str) -> Setting | None:
+    """The value without the white space around it; None if there is none."""
+    text = "" if value is None else str(value).strip()
+    return Setting(text, source) if text else None
+
+
+def profiles_file() -> Path:
+    """Returns the path of the profiles; where the user has no home, it begins with a tilde and does not exist."""
+    return Path(expanduser("~/.config/agent-rft/profiles.yaml"))
+
+
+def profiles_of(path: Path) -> dict[str, dict[str, Any]]:
+    """Returns the profiles of a file by name; none if the file cannot be read, such as one in another user's home.
+
+    Raises:
+        UserError: the file is not a valid profiles file.
+    """
+    try:
+        known = yaml.safe_load(path.read_text())
+    except OSError:
+        return {}
+    except (ValueError, yaml.YAMLError):
+        known = "unreadable"
+    if known is not None and not (isinstance(known, dict) and all(isinstance(v, dict) for v in known.values())):
+        raise UserError(f"{path} is not a valid profiles file; write NAME: {{base_url: ..., api_key: ...}}")
+    return known or {}
+
+
+def ask(client: httpx.Client, method: str, path: str, **options: Any) -> dict[str, Any]:
+    """Sends a request and returns the JSON body of its response.
+
+    Raises:
+        NoAnswer: the server is unreachable, failed or is rate limiting.
+        UserError: the request was refused.
+    """
+    try:
+        with in_our_words(client):
+            answer = client.request(method, path, **options)
+    except Unreachable as error:
+        raise NoAnswer(f"the server at {error.why}") from None
+    check(answer)
+    try:
+        body: dict[str, Any] = answer.json()
+    except ValueError:
+        raise UserError(f"HTTP {answer.status_code}: {_is_another(answer)}") from None
+    return body
+
+
+def check(answer: httpx.Response) -> None:
+    """Checks that a request succeeded.
+
+    Raises:
+        NoAnswer: the same request may succeed later.
+        UserError: the request was refused; its text is the server's.
+    """
+    if answer.is_success:
+        return
+    answer.read()
+    try:
+        error = answer.json()["error"]
+        place = f"{error['param']}: " if error.get("param") else ""
+        text = f"{place}{error['message']}" + (f" [{error['code']}]" if error.get("code") else "")
+    except (ValueError, KeyError, TypeError):
+        text = f"{answer.reason_phrase}: {_is_another(answer)}"
+    later = answer.is_server_error or answer.status_code == httpx.codes.TOO_MANY_REQUESTS
+    raise (NoAnswer if later else UserError)(f"HTTP {answer.status_code}: {text}")
+
+
+def _is_another(answer: httpx.Response) -> str:
+    where = answer.request.url.copy_with(query=None, username=None, password=None)
+    return f"{where} does not answer as this API does; check the base URL, which ends with /v1"
+
+
+def download(client: httpx.Client, path: str, out: Path) -> None:
+    """Writes the body of a successful response to the file `out`, which is replaced.
+
+    Raises:
+        NoAnswer: the server is unreachable, failed or is rate limiting.
+        UserError: the request was refused, or the file cannot be written.
+    """
+    try:
+        with in_our_words(client), client.stream("GET", path) as answer:
+            check(answer)
+            with out.open("wb") as file:
+                for chunk in answer.iter_bytes():
+                    file.write(chunk)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror}") from None
+    except Unreachable as error:
+        raise NoAnswer(f"the server at {error.why}") from None
+
+
+def pages(
+    client: httpx.Client, path: str, limit: int, query: Mapping[str, Any] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yields the first `limit` entries of a paginated list."""
+    after: dict[str, Any] = {}
+    while limit > 0:
+        page = ask(client, "GET", path, params={"limit": min(limit, PAGE), **(query or {}), **after})
+        yield from page["data"]
+        limit -= len(page["data"])
+        if not page["has_more"] or page["last_id"] is None:
+            return
+        after = {"after": page["last_id"]}
+
+
+def upload(client: httpx.Client, path: Path, purpose: str) -> dict[str, Any]:
+    """Uploads a file and returns its file object.
+
+    Raises:
+        NoAnswer: the server is unreachable, failed or is rate limiting.
+        UserError: the file cannot be read, or the upload was refused.
+    """
+    try:
+        with path.open("rb") as file:
+            return ask(client, "POST", "/files", data={"purpose": purpose}, files={"file": (path.name, file)})
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None

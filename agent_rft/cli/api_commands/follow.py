@@ -1,0 +1,141 @@
+"""The progress of a server's job, from its events alone: the live view of `agent-rft train`, or JSON lines.
+
+Every event is shown once, in order, with the time at which it happened. A server that is unreachable is waited for, up
+to AWAY_S, since its jobs continue without it.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from operator import itemgetter
+from typing import Any
+
+import httpx
+import typer
+from rich.console import Console
+
+from agent_rft.cli.api_commands.api_client import NoAnswer, ask, pages
+from agent_rft.cluster.views.live import LiveView
+from agent_rft.events import StepDone, kind_of
+from agent_rft.run_events import stored
+
+POLL_S = 1.0
+AWAY_S = 300.0
+MAX_EVENTS = 100_000
+MAX_CHECKPOINTS = 100
+REWARD = "full_valid_mean_reward"
+ENDED = ("succeeded", "failed", "cancelled")
+WAITING = {"validating_files": "checking the job", "queued": "waiting for its turn", "paused": "paused"}
+"""The phase to show for a status about which the driver sends no event."""
+
+
+class JsonProgress:
+    """Prints one line of JSON for each event, and the job as the last line."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        typer.echo(json.dumps(event))
+
+    def job(self, job: dict[str, Any]) -> None:
+        if job["status"] in ENDED:
+            typer.echo(json.dumps(job))
+
+
+class LiveProgress:
+    """The live view; while past events are replayed, its clock shows the time of the event."""
+
+    def __init__(self, job: dict[str, Any], console: Console) -> None:
+        self._past: float | None = job["created_at"]
+        self._latest = float(job["created_at"])
+        self._job_id = str(job["id"])
+        self._status = ""
+        self.view = LiveView(0, console, self._now)
+        self._past = None
+
+    def event(self, event: dict[str, Any]) -> None:
+        self._past = self._latest = float(event["created_at"])
+        data = dict(event["data"] or {})
+        if event["type"] == "metrics":
+            metrics = {name: float(value) for name, value in data.items() if isinstance(value, int | float)}
+            data = {"total_steps": int(metrics["total_steps"]), "metrics": metrics, "step": int(metrics["step"])}
+            data |= {"kind": kind_of(StepDone), "version": StepDone.VERSION}
+        self.view.event(
+            stored(
+                self._job_id,
+                int(data.pop("step", 0)),
+                self._latest,
+                event["level"],
+                event["message"],
+                str(data.pop("kind", "")),
+                int(data.pop("version", 0)),
+                data,
+            )
+        )
+        self._past = None
+
+    def job(self, job: dict[str, Any]) -> None:
+        if job["status"] != self._status and job["status"] in WAITING:
+            self.view.phase(WAITING[job["status"]])
+        self._status = job["status"]
+
+    def _now(self) -> float:
+        # Never before the last event, even if this machine's clock is behind the server's.
+        return max(time.time(), self._latest) if self._past is None else self._past
+
+
+def follow(
+    client: httpx.Client,
+    job: dict[str, Any],
+    progress: JsonProgress | LiveProgress,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[str, Any]:
+    """Shows a job's progress until it ends and returns the ended job.
+
+    Raises:
+        NoAnswer: the server was unreachable for more than AWAY_S.
+    """
+    path, last, seen = f"/fine_tuning/jobs/{job['id']}", "", clock()
+    while True:
+        try:
+            job = ask(client, "GET", path)  # before its events, so that no event of an ended job is missed
+            new = list(_until(pages(client, f"{path}/events", MAX_EVENTS), last))
+        except NoAnswer:
+            if clock() - seen > AWAY_S:
+                raise
+            sleep(POLL_S)
+            continue
+        seen = clock()
+        for event in reversed(new):
+            last = event["id"]
+            progress.event(event)
+        progress.job(job)
+        if job["status"] in ENDED:
+            return job
+        sleep(POLL_S)
+
+
+def next_steps(client: httpx.Client, job: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(label, text) of what to do with a job that has succeeded: its best checkpoint, and a command that tries it."""
+    found = list(pages(client, f"/fine_tuning/jobs/{job['id']}/checkpoints", MAX_CHECKPOINTS))
+    rewards = [(entry["metrics"].get(REWARD), entry["fine_tuned_model_checkpoint"]) for entry in found]
+    model, known = job["fine_tuned_model"], [pair for pair in reversed(rewards) if pair[0] is not None]
+    if known:
+        best = max(known, key=itemgetter(0))  # the earliest of equal ones: the list begins with the newest
+        model = best[1]
+        yield "best checkpoint", f"{model} (validation reward {best[0]:.3f})"
+    body = {"model": model, "messages": [{"role": "user", "content": "..."}]}
+    headers = '-H "Authorization: Bearer $AGENT_RFT_API_KEY" -H "Content-Type: application/json"'
+    url = shlex.quote(str(client.base_url.join("chat/completions")))
+    yield "try it", f"curl {url} {headers} -d {shlex.quote(json.dumps(body))}"
+    yield "checkpoints", shlex.join(["agent-rft", "checkpoints", "list", job["id"]])
+
+
+def _until(events: Iterator[dict[str, Any]], last: str) -> Iterator[dict[str, Any]]:
+    """Yields the events after the event `last`, newest first."""
+    for event in events:
+        if event["id"] == last:
+            return
+        yield event

@@ -1,0 +1,189 @@
+"""`agent-rft keys`: creates, lists and revokes API keys in the server's folder or database, running or not.
+
+Each command imports the database's modules itself, so that `--help` and shell completion start without them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from agent_rft.cli.completion import scopes
+from agent_rft.cli.job_files import stripped
+from agent_rft.errors import UserError
+
+if TYPE_CHECKING:
+    from agent_rft.serve.stores.audit import AuditLog
+    from agent_rft.serve.stores.database import Database
+    from agent_rft.serve.stores.keys import KeyStore, Scope
+import re
+
+app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys of a server; it may be running or not.")
+
+Folder = Annotated[Path, typer.Option(help="the folder that holds the server's state", envvar="AGENT_RFT_FOLDER")]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="postgresql://... (default: a file in the folder)", envvar="AGENT_RFT_DATABASE", callback=stripped
+    ),
+]
+DEFAULT_FOLDER = Path("agent-rft-server")
+
+
+@app.command("create")
+def create_command(
+    name: Annotated[str, typer.Argument(help="who or what the key is for")],
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="read, write (includes read; changes only what the same key made) or admin (everything)",
+            autocompletion=scopes,
+        ),
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option(help="how long it works: hours, days or weeks, such as 90d (default: until revoked)")
+    ] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="rate limit (default: the server's)")] = None,
+    folder: Folder = DEFAULT_FOLDER,
+    database: DatabaseUrl = None,
+) -> None:
+    """Create a key. It is printed once; the server stores only its hash."""
+    scopes: list[Scope] = scope or ["write"]  # type: ignore[assignment]  # KeyStore validates them
+    from agent_rft.serve.stores.audit import OPERATOR
+
+    expires_after_s = None if expires is None else seconds_of(expires, "--expires")
+    with _keys(folder, database) as (keys, audit):
+        key, token = keys.create(name, scopes, requests_per_minute, expires_after_s)
+        audit.append(OPERATOR, "key.create", key.id)
+    where = folder if database is None else "the database"
+    until = "" if key.expires_at is None else f", until {_time(key.expires_at)}"
+    typer.echo(f"key {key.id} for {where}, scopes {', '.join(key.scopes)}{until}; shown only once:", err=True)
+    typer.echo(token)
+
+
+@app.command("list")
+def list_command(
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
+    folder: Folder = DEFAULT_FOLDER,
+    database: DatabaseUrl = None,
+) -> None:
+    """List all keys, including revoked and expired ones, but not their secret texts."""
+    with _keys(existing(folder, database), database) as (keys, _):
+        found = keys.list()
+    if as_json:
+        for key in found:
+            typer.echo(json.dumps(asdict(key)))
+        return
+    table = Table(Column("id", no_wrap=True), "name", "scopes", "requests per minute", "created", "expires", "revoked")
+    for key in found:
+        rate = str(key.requests_per_minute or "default")
+        expires = _time(key.expires_at) + " (expired)" * key.has_expired(time.time())
+        times = _time(key.created_at), expires, _time(key.revoked_at)
+        table.add_row(key.id, Text(key.name), ", ".join(key.scopes), rate, *times)
+    Console().print(table)
+
+
+@app.command("revoke")
+def revoke_command(
+    id: Annotated[str, typer.Argument(help="the key's id, see `agent-rft keys list`")],
+    folder: Folder = DEFAULT_FOLDER,
+    database: DatabaseUrl = None,
+) -> None:
+    """Revoke a key: from now on requests with it are refused."""
+    from agent_rft.serve.stores.audit import OPERATOR
+
+    with _keys(existing(folder, database), database) as (keys, audit):
+        key = keys.revoke(id)
+        audit.append(OPERATOR, "key.revoke", key.id)
+    typer.echo(f"key {key.id} ({key.name}) is revoked")
+
+
+@app.command("rotate-master")
+def rotate_master_command(folder: Folder = DEFAULT_FOLDER, database: DatabaseUrl = None) -> None:
+    """Change the secret that encrypts stored headers, and encrypt them again. If it was interrupted, run it again.
+
+    The server may be running, and jobs go on. A secret in AGENT_RFT_SECRET_KEY is replaced by the one in
+    AGENT_RFT_NEW_SECRET_KEY: a server that runs must have been started with both.
+    """
+    from agent_rft.serve.stores.audit import OPERATOR, AuditLog
+    from agent_rft.serve.stores.rotation import MasterRotation
+    from agent_rft.serve.stores.secrets import NEW_VARIABLE, VARIABLE, FileSecrets, secrets_of
+
+    secrets = secrets_of(existing(folder, database))
+    with opened(folder, database) as of_server:
+        done = MasterRotation(of_server, secrets).run()
+        AuditLog(of_server).append(OPERATOR, "keys.rotate_master", done.secret_id)
+    typer.echo(f"{done.num_sealed} jobs are encrypted again with the key {done.secret_id}")
+    if done.unreadable:
+        typer.echo(f"no key opens these jobs, which stay as they are: {', '.join(done.unreadable)}", err=True)
+    if isinstance(secrets, FileSecrets):
+        typer.echo(f"{secrets.path} holds the new key only: put it into your backups")
+    else:
+        typer.echo(f"now set {VARIABLE} to what {NEW_VARIABLE} is, remove {NEW_VARIABLE}, and restart the server")
+
+
+def existing(folder: Path, database: str | None) -> Path:
+    """Returns the folder if it exists; opening its database would create an empty one.
+
+    Raises:
+        UserError: the folder does not exist.
+    """
+    if database is None and not folder.is_dir():
+        raise UserError(f"the server's folder {folder} does not exist: give it with --folder or AGENT_RFT_FOLDER")
+    return folder
+
+
+@contextmanager
+def opened(folder: Path, database: str | None) -> Iterator[Database]:
+    """Opens the database of a server, which is closed at the end of the block."""
+    from agent_rft.serve.host.state import StateLocations
+    from agent_rft.serve.stores.migrate import open_database
+
+    found = open_database(folder, database or StateLocations.of_folder(folder).database)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@contextmanager
+def _keys(folder: Path, database: str | None) -> Iterator[tuple[KeyStore, AuditLog]]:
+    from agent_rft.serve.stores.audit import AuditLog
+    from agent_rft.serve.stores.keys import KeyStore
+
+    with opened(folder, database) as found:
+        yield KeyStore(found), AuditLog(found)
+
+
+def _time(seconds: int | None) -> str:
+    return "" if seconds is None else f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+# -- durations ---------------------------------------------------------------------------------------------------------
+
+
+UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_DURATION = re.compile(r"([1-9][0-9]{0,3})([smhdw])", re.ASCII)
+
+
+def seconds_of(duration: str, option: str) -> int:
+    """The seconds of a duration such as `10m`, `12h` or `90d`, which is given with an option of the command line.
+
+    Raises:
+        UserError: It is not one.
+    """
+    match = _DURATION.fullmatch(duration)
+    if match is None:
+        raise UserError(f"{option} {duration!r}: give a number of up to four digits and s, m, h, d or w, such as 90d")
+    return int(match[1]) * UNIT_S[match[2]]

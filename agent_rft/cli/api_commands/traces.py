@@ -1,0 +1,180 @@
+"""`agent-rft traces`: the rollouts of a run folder, or of a job of a server, for people, programs and notebooks."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import httpx
+import typer
+from rich.console import Console
+
+from agent_rft.cli import completion
+from agent_rft.cli.api_commands.api_client import client_of, pages, profiles_file
+from agent_rft.cli.api_commands.client import BaseUrl, Key, Profile
+from agent_rft.cluster.records.wanted import Ended, Wanted
+from agent_rft.errors import UserError
+
+if TYPE_CHECKING:
+    from agent_rft.cluster.records.rollout_index import Order
+    from agent_rft.cluster.views.traces import Trace
+
+
+def traces_command(
+    run: Annotated[
+        str, typer.Argument(help="a run folder, or a server's job: ftjob-...", autocompletion=completion.run_folders)
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="which rollouts: step-12, validation-5, test-before (default: the newest; with another filter: all)"
+        ),
+    ] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="only this step, and its validation")] = None,
+    row: Annotated[str | None, typer.Option(help="only the row with this id or line number")] = None,
+    trace: Annotated[str | None, typer.Option(help="only the rollouts whose trace id starts so")] = None,
+    min_grade: Annotated[float | None, typer.Option(help="only grades from this one on")] = None,
+    max_grade: Annotated[float | None, typer.Option(help="only grades up to this one")] = None,
+    min_reward: Annotated[float | None, typer.Option(help="only rewards from this one on")] = None,
+    max_reward: Annotated[float | None, typer.Option(help="only rewards up to this one")] = None,
+    finish: Annotated[Ended | None, typer.Option(help="only rollouts that ended so")] = None,
+    error: Annotated[
+        str | None,
+        typer.Option(help="only with such an error of a call (tool_error, ...), or discarded for this reason"),
+    ] = None,
+    tool: Annotated[str | None, typer.Option(help="only rollouts that called this tool")] = None,
+    text: Annotated[
+        str | None, typer.Option(help="only rollouts whose prompt, turns, answer or reason contain this text")
+    ] = None,
+    best: Annotated[int | None, typer.Option(min=1, help="the K rollouts with the highest grades")] = None,
+    worst: Annotated[int | None, typer.Option(min=1, help="the K rollouts with the lowest grades")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            metavar="BEFORE AFTER", help="the same rows of two files side by side, such as test-before test-after"
+        ),
+    ] = None,
+    export: Annotated[
+        Literal["parquet", "hf"] | None,
+        typer.Option(help="write a table to --out instead: a Parquet file, or a folder for datasets.load_dataset"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="with --export: the file or folder to write")] = None,
+    base_url: BaseUrl = None,
+    api_key: Key = None,
+    profile: Profile = "default",
+) -> None:
+    """Show the rollouts of a run: messages, tool calls, results, grades."""
+    from agent_rft.cluster.views.traces import print_traces, trace_json
+
+    given = [
+        name for name, value in (("--best", best), ("--worst", worst), ("--compare", compare)) if value is not None
+    ]
+    if len(given) > 1:
+        raise typer.BadParameter(f"give one of {' and '.join(given)}")
+    if (export is None) != (out is None):
+        raise typer.BadParameter("give --export and --out together")
+    if compare is not None and name is not None:
+        raise typer.BadParameter("give --compare or --name, not both")
+    wanted = Wanted(
+        name=name,
+        step=step,
+        row=row,
+        trace=trace,
+        min_grade=min_grade,
+        max_grade=max_grade,
+        min_reward=min_reward,
+        max_reward=max_reward,
+        finish=finish,
+        error=error,
+        tool=tool,
+        text=text,
+    )
+    if (folder := Path(run)).exists() or not re.fullmatch(r"ftjob-[\w-]+", run):
+        source: LocalTraces | ServerTraces = LocalTraces(folder)
+    else:
+        source = ServerTraces(client_of(base_url, api_key, profile, os.environ, profiles_file()), run)
+    if compare is not None:
+        _compare(source, wanted, *compare)
+        return
+    if export is None and wanted == Wanted():
+        wanted = Wanted(name=source.newest())
+    found = source.find(
+        wanted, "best" if best is not None else "worst" if worst is not None else "oldest", best or worst
+    )
+    if export is not None and out is not None:
+        from agent_rft.cluster.views.export import export_traces
+
+        typer.echo(f"{export_traces(found, folder.resolve().name, export, out):,} rollouts written to {out}")
+    elif as_json:
+        for one in found:
+            typer.echo(trace_json(one))
+    else:
+        print_traces(found, Console(emoji=False))
+    for problem in source.problems(wanted):
+        typer.echo(f"warning: {problem}", err=True)
+
+
+class LocalTraces:
+    """The traces of a run folder, read in constant memory."""
+
+    def __init__(self, folder: Path) -> None:
+        from agent_rft.cluster.records.run_folder import open_run
+
+        self._run = open_run(folder)
+
+    def newest(self) -> str:
+        from agent_rft.cluster.views.traces import newest_file
+
+        return newest_file(self._run)
+
+    def find(self, wanted: Wanted, order: Order, limit: int | None) -> Iterator[Trace]:
+        from agent_rft.cluster.views.traces import find_traces
+
+        return find_traces(self._run, wanted, order, limit)
+
+    def problems(self, wanted: Wanted) -> list[str]:
+        from agent_rft.cluster.views.traces import damaged
+
+        return damaged(self._run, wanted)
+
+
+class ServerTraces:
+    """The traces of a server's job, read page by page."""
+
+    def __init__(self, client: httpx.Client, job_id: str) -> None:
+        self._client = client
+        self._path = f"/fine_tuning/jobs/{job_id}/rollouts"
+
+    def newest(self) -> str:
+        for value in pages(self._client, self._path, 1):
+            return str(value["file"])
+        raise UserError("the job has no rollouts yet: agent-rft jobs get shows its status")
+
+    def find(self, wanted: Wanted, order: Order, limit: int | None) -> Iterator[Trace]:
+        from agent_rft.cluster.views.traces import trace_of
+
+        filters = {name: value for name, value in asdict(wanted).items() if value is not None and name != "name"}
+        query = filters | {"order": order} | ({} if wanted.name is None else {"file": wanted.name})
+        empty = True
+        for value in pages(self._client, self._path, sys.maxsize if limit is None else limit, query):
+            empty = False
+            yield trace_of(value["file"], value["request"], value["rollout"])
+        if empty and order == "oldest":
+            raise UserError(f"the job has no rollout{wanted}")
+
+    def problems(self, wanted: Wanted) -> list[str]:
+        return []
+
+
+def _compare(source: LocalTraces | ServerTraces, wanted: Wanted, before: str, after: str) -> None:
+    from agent_rft.cluster.views.traces import pairs_of, print_pairs
+
+    sides = (source.find(replace(wanted, name=name), "oldest", None) for name in (before, after))
+    if not print_pairs(pairs_of(*sides), Console(emoji=False)):
+        raise UserError(f"{before} and {after} have no row in common{wanted}")

@@ -1,0 +1,208 @@
+"""`agent-rft train JOB`: trains a job, in a new run folder or from the last checkpoint of one."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from agent_rft.actors.runtime.process import importing
+from agent_rft.cli import completion
+from agent_rft.cli.api_commands.keys import seconds_of
+from agent_rft.cli.job_files import (
+    ClusterAddress,
+    ConfigFile,
+    JobFile,
+    Runs,
+    given_options,
+    job_lines,
+    read_job_file,
+    read_operator,
+)
+from agent_rft.cluster.run.signals import STOPPED
+from agent_rft.errors import InvalidJob, MadeBefore
+
+if TYPE_CHECKING:
+    from agent_rft.rows.ownership import Claim
+    from agent_rft.spec.job import JobSpec
+    from agent_rft.spec.operator.config import Operator
+
+
+def train_command(
+    job: JobFile,
+    runs: Runs = Path("runs"),
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="resume from the last checkpoint of this run folder", autocompletion=completion.run_folders),
+    ] = None,
+    run_folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="train in this folder, from its last checkpoint if it has one", autocompletion=completion.run_folders
+        ),
+    ] = None,
+    wait_for_run: Annotated[
+        str | None,
+        typer.Option(
+            help="how long to wait for another process that trains in the folder to end, such as 90s, 10m or 2h; "
+            "without it, it is refused"
+        ),
+    ] = None,
+    address: ClusterAddress = None,
+    config: ConfigFile = None,
+    retry_refused: Annotated[
+        bool,
+        typer.Option(help="as a Ray job: end an invalid job as FAILED, which KubeRay retries, or else as STOPPED"),
+    ] = True,
+    open_: Annotated[
+        bool, typer.Option("--open", help="show the run in the browser, on this machine; after it until Ctrl-C")
+    ] = False,
+) -> None:
+    """Check a job, then train it. The run folder has its metrics, events, traces, checkpoints and report."""
+    with _refused(retry_refused):
+        operator = read_operator(config)
+        if run_folder is not None and resume is not None:
+            raise typer.BadParameter("give --resume or --run-folder, not both")
+        folder = resume or run_folder
+        if wait_for_run is not None and folder is None:
+            raise typer.BadParameter("give it with --run-folder or --resume", param_hint="--wait-for-run")
+        with ExitStack() as owning:
+            claimed = owning.enter_context(_owned(folder, wait_for_run))
+            if folder is not None:
+                _restore(folder, operator)
+            resumed = resume is not None or (run_folder is not None and _has_checkpoint(run_folder))
+            if folder is not None and resumed:
+                from agent_rft.cluster.planning.model_folder import ModelFolder
+                from agent_rft.cluster.preflight.job_endpoints import allow_own_endpoints
+
+                spec = _load_accepted(job, folder)
+                model = ModelFolder.find(spec.model)
+                operator = allow_own_endpoints(operator, spec, address)
+            else:
+                spec, model, operator = read_job_file(job, operator, address)
+            with importing():
+                from agent_rft.cluster.records.run_folder import new_run_folder
+                from agent_rft.cluster.run.driver import claim_run, train
+
+            given = [str(job), *given_options({"--address": address, "--config": config})]
+            if claimed is None and open_:
+                folder = new_run_folder(runs, spec.suffix)
+                claimed = owning.enter_context(claim_run(folder, 0.0, print))
+            parent = runs if run_folder is None else run_folder.parent
+            must_resume = resume is not None
+            training = train(spec, model, parent, claimed, address, operator, given=given, must_resume=must_resume)
+            opened = _open_console(folder, resumed=resumed) if open_ and folder is not None else nullcontext()
+            with job_lines(job), opened:
+                outcome = asyncio.run(training)
+    raise typer.Exit(STOPPED if outcome == "stopped" else 0)
+
+
+@contextmanager
+def _owned(folder: Path | None, wait: str | None) -> Iterator[Claim | None]:
+    """Own the folder, if one is given; `wait` is --wait-for-run.
+
+    Raises:
+        FolderOwned: Another process owns it.
+    """
+    if folder is None:
+        yield None
+        return
+    wait_s = 0 if wait is None else seconds_of(wait, "--wait-for-run")
+    with importing():
+        from agent_rft.cluster.run.driver import claim_run
+    tell = partial(Console(stderr=True).print, soft_wrap=True, markup=False, highlight=False)
+    with claim_run(folder, wait_s, tell) as claimed:
+        yield claimed
+
+
+def _restore(run_folder: Path, operator: Operator) -> None:
+    """Bring the checkpoints of a run whose folder was lost from the operator's checkpoint store."""
+    from agent_rft.cluster.run.copies import open_store, restore
+
+    restore(run_folder, open_store(operator), partial(Console(stderr=True).print, soft_wrap=True, markup=False))
+
+
+def _has_checkpoint(run_folder: Path) -> bool:
+    from agent_rft.trainer.loop.checkpoint import latest_checkpoint
+
+    return latest_checkpoint(run_folder / "checkpoints") is not None
+
+
+def _load_accepted(path: Path, folder: Path) -> JobSpec:
+    """The job of a run that is resumed from its folder."""
+    from agent_rft.cluster.records.run_folder import RunFolder
+    from agent_rft.spec.job_file import load_accepted_job
+
+    try:
+        recorded = RunFolder(folder).job().get("job", {})
+    except ValueError:
+        recorded = {}  # damaged, which is reported where the run is resumed
+    job, warnings = load_accepted_job(path, recorded)
+    for warning in warnings:
+        Console(stderr=True, emoji=False).print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=True)
+    return job
+
+
+@contextmanager
+def _refused(retry: bool) -> Iterator[None]:
+    """Without `retry`, ends the Ray job that this command is in, if it refuses the job."""
+    try:
+        yield
+    except (InvalidJob, MadeBefore) as error:
+        if not retry:
+            from agent_rft.cluster.ray_cluster.job_status import refuse_for_good
+
+            refuse_for_good(error)
+        raise
+
+
+# -- the console over the run -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _open_console(run: Path, *, resumed: bool) -> Iterator[None]:
+    """Open the console over a run folder in the browser, in a separate process; it stays until Ctrl-C after the run."""
+    on_terminal = sys.stdin is not None and sys.stdin.isatty()
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "agent_rft.serve.host.one_run",
+        str(run),
+        *(["--resumed"] if resumed else []),
+    ]
+    # In a session of its own: Ctrl-C is for the training, and the console ends after it, with its standard input.
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as console:
+        threading.Thread(target=_show_address, args=[console], daemon=True).start()
+        try:
+            yield
+            if on_terminal and not sys.stdin.isatty():
+                return  # the terminal is gone, and Ctrl-C with it
+            typer.echo("The console stays open until Ctrl-C.")
+            with suppress(KeyboardInterrupt):
+                console.wait()
+        finally:
+            assert console.stdin is not None
+            console.stdin.close()
+            with suppress(OSError):  # not empty, unless the job was refused
+                run.rmdir()
+
+
+def _show_address(console: subprocess.Popen[str]) -> None:
+    assert console.stdout is not None
+    address = console.stdout.readline().strip()  # once the job is checked and its run folder written
+    if address:
+        typer.echo(f"console:         {address}")
+        typer.launch(address)

@@ -1,0 +1,113 @@
+"""The check of a job's model with the libraries that load it: its architecture and its tokenizer.
+
+How it writes conversations is found in `agent_rft.cluster.preflight.model_checks.dialect`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+from agent_rft.chat.renderer import Renderer
+from agent_rft.cluster.planning.model import CONFIG_KEYS, max_context, quantization_of, shape_of
+from agent_rft.cluster.planning.model_folder import (
+    ModelFolder,
+    ModelSizes,
+    config_problem,
+    model_problem,
+    quantized_problem,
+)
+from agent_rft.cluster.preflight.model_checks.dialect import ReadDialect, read_dialect
+from agent_rft.cluster.preflight.model_checks.lora import can_adapt, lora_problems
+from agent_rft.errors import Problem, UserError
+from agent_rft.spec.job import JobSpec
+from agent_rft.trainer.model.policy import STATE_LAYERS, layer_kinds, refuse_unsupported
+from agent_rft.trainer.model.router_replay import num_experts
+
+
+@dataclass(frozen=True, slots=True)
+class LoadableModel(ModelSizes):
+    """A model that learner and engines can load, and the renderer that turns its conversations into tokens.
+
+    `unread_calls` is why no parser reads its tool calls, which is a problem of jobs that need calls only.
+    `has_adapters` says whether adapters of the model can be trained and, if the job samples, sampled.
+    """
+
+    renderer: Renderer
+    unread_calls: Problem | None = None
+    has_adapters: bool = True
+
+
+def read_model(job: JobSpec, folder: ModelFolder, *, trains: bool = True) -> tuple[LoadableModel | None, list[Problem]]:
+    """Return the job's model, and everything that is wrong with it, or with its `lora` if the job trains.
+
+    The model is None if it cannot be loaded. A model that should not be trained is returned with its problems.
+    """
+    if folder.problem is not None:
+        return None, [folder.problem]
+    problems = list(folder.weight_problems)
+    try:
+        loaded = AutoConfig.from_pretrained(folder.base, trust_remote_code=False)
+        if (mistake := _unsupported(loaded)) is not None:
+            problems.append(model_problem("unsupported_model", mistake, "use another model"))
+            if type(loaded) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+                return None, problems
+        if trains and job.cluster.zero_stage == 3 and (states := layer_kinds(loaded) & STATE_LAYERS):
+            message = f"3 does not train layers of type {', '.join(sorted(states))}, which run one sequence at a time"
+            problems.append(Problem("states_under_zero_3", "cluster.zero_stage", message, "set it to 2"))
+        if trains and job.method.reinforcement is not None and job.reinforcement.algorithm.router_replay:
+            problems += _replay_problems(loaded)
+        if (quantization := quantization_of(folder.config)) is not None:
+            problems.append(quantized_problem(quantization))
+        config = _sizes(loaded)
+        shape = None if folder.weight_problems else shape_of(config, folder.num_parameters)
+        if trains and not problems:
+            problems += lora_problems(job, folder, loaded)
+    except Exception as error:  # noqa: BLE001 - user files, read by three libraries
+        return None, [*problems, config_problem(error)]
+    dialect = _read_dialect(folder, job)
+    problems += dialect.problems
+    if dialect.renderer is None or shape is None:
+        return None, problems
+    model = LoadableModel(
+        max_context=max_context(config),
+        shape=shape,
+        renderer=dialect.renderer,
+        unread_calls=dialect.unread_calls,
+        has_adapters=can_adapt(job, loaded),
+    )
+    return model, problems
+
+
+def _unsupported(config: Any) -> str | None:
+    """Why the learner cannot load the model or would train it wrongly."""
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return f"a model of type {config.model_type!r} is not a causal language model"
+    try:
+        refuse_unsupported(config)
+    except UserError as error:
+        return error.message
+    return None
+
+
+def _replay_problems(config: Any) -> list[Problem]:
+    if num_experts(config.get_text_config()):
+        return []
+    field, message = "method.reinforcement.algorithm.router_replay", "the model has no experts"
+    return [Problem("no_experts", field, message, "leave it out: it is for mixtures of experts")]
+
+
+def _sizes(config: Any) -> dict[str, Any]:
+    """The keys of config.json that `planning` reads, with the defaults and aliases of the model's class."""
+    text = config.get_text_config()
+    return {key: getattr(text, key, None) for key in CONFIG_KEYS} | {"dtype": str(text.dtype).removeprefix("torch.")}
+
+
+def _read_dialect(folder: ModelFolder, job: JobSpec) -> ReadDialect:
+    if isinstance(folder.tokenizer, Problem):
+        return ReadDialect(None, None, [folder.tokenizer])
+    if isinstance(folder.card, Problem):
+        return ReadDialect(None, None, [folder.card])
+    return read_dialect(folder.tokenizer, job, folder.card)

@@ -1,0 +1,60 @@
+"""Check of the tool calls that a job's rows need, for a model whose calls no parser reads.
+
+Such a model works without tools: its turns are answers. Rows that need calls are refused, since the template would
+leave the calls out of the prompt, or the calls that the model writes would be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agent_rft.actors.engine.chat.dialects import answers_only
+from agent_rft.cluster.preflight.model_checks.dialect import OWN_TEMPLATE
+from agent_rft.cluster.preflight.model_checks.model import LoadableModel
+from agent_rft.cluster.preflight.rows import JobRow
+from agent_rft.errors import Problem
+from agent_rft.spec.job import JobSpec
+
+
+def fit_to_rows(model: LoadableModel, job: JobSpec, rows: Sequence[JobRow]) -> tuple[LoadableModel, list[Problem]]:
+    """Return the model as the job uses it, and the problems of a job that needs calls which no parser reads.
+
+    If the job needs no calls, and no parser reads the model's, its turns are answers only.
+    """
+    if (unread := model.unread_calls) is None:
+        return model, []
+    if job.method.reinforcement is not None and job.reinforcement.tools:
+        return model, [unread]
+    needed = [(row, part, what) for row in rows for part, what in _calls_in(row)]
+    if needed:
+        remedy = f"{OWN_TEMPLATE}; or remove the tools and calls from the row"
+        return model, [
+            row.problem(unread.code, part, f"the row has {what}, but {unread.message}", remedy)
+            for row, part, what in needed
+        ]
+    renderer = answers_only(model.renderer)
+    assert renderer is not None  # else the calls would be a problem of the model
+    return replace(model, renderer=renderer), []
+
+
+def tools_warning(model: LoadableModel) -> str | None:
+    """Return a warning for the model of a job without tools, if tools would need another template."""
+    if model.unread_calls is None or model.renderer.dialect.tool_parser is not None:
+        return None
+    return (
+        f"model: works without tools only, because {model.unread_calls.message} [tools_unsupported]; before you add "
+        f"tools, {OWN_TEMPLATE}"
+    )
+
+
+def _calls_in(row: JobRow) -> list[tuple[str, str]]:
+    """The first part of a row that needs calls to be rendered, and what it is; empty if there is none."""
+    if row.task.tools:
+        return [(".tools", "tools")]
+    for i, message in enumerate(row.task.messages):
+        if message.get("tool_calls"):
+            return [(f".messages[{i}].tool_calls", "a tool call")]
+        if message["role"] == "tool":
+            return [(f".messages[{i}]", "a tool result")]
+    return []

@@ -1,0 +1,245 @@
+"""Every use of an undocumented part of Ray goes through this module.
+
+Each function names the upstream object that it uses, why it needs it, and what would make the function unnecessary.
+What `import ray` has not loaded is imported inside the functions.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._private import ray_constants
+from ray._private.state import available_resources_per_node, state
+from ray.job_config import JobConfig
+
+Row = Mapping[str, Any]
+"""A row of Ray's tables, under Ray's own names."""
+
+# -- the cluster -------------------------------------------------------------------------------------------------------
+
+
+def free_resources() -> dict[str, dict[str, float]]:
+    """Return the free resources of each node, by node id.
+
+    Uses: `ray._private.state.available_resources_per_node`.
+    Why: `ray.available_resources` adds all nodes up.
+    Unnecessary once: `ray.nodes` contains the free resources.
+    """
+    free: dict[str, dict[str, float]] = available_resources_per_node()
+    return free
+
+
+def actor_rows() -> list[Row]:
+    """Return the table of actors, including dead ones.
+
+    Uses: `ray._private.state.state.actor_table`.
+    Why: `ray.util.state.list_actors` asks the dashboard, which a local cluster does not have.
+    Unnecessary once: list_actors works without a dashboard.
+    """
+    return list(state.actor_table(None).values())
+
+
+def job_rows() -> list[Row]:
+    """Return the table of jobs: each driver that is or was connected to the cluster.
+
+    Uses: `ray._private.state.state.job_table`.
+    Why, and until when: as `actor_rows`, of `ray.util.state.list_jobs`.
+    """
+    return list(state.job_table())
+
+
+def is_adding_nodes() -> bool:
+    """Whether the autoscaler is adding a node.
+
+    Uses: `ray.autoscaler.v2.sdk.get_cluster_status`.
+    Why: `ray.autoscaler.sdk` only requests resources.
+    Unnecessary once: a documented module reports pending nodes.
+    """
+    from ray.autoscaler.v2.sdk import get_cluster_status
+
+    status = get_cluster_status(ray.get_runtime_context().gcs_address)
+    return bool(status.pending_launches or status.pending_nodes)
+
+
+def store_value(key: str, value: str, namespace: bytes) -> None:
+    """Store a string in the cluster's key-value store; it replaces an earlier one.
+
+    Uses: `ray.experimental.internal_kv`.
+    Why: an actor that stores it would take a process, and would end with its owner.
+    Unnecessary once: Ray documents a key-value store.
+    """
+    from ray.experimental.internal_kv import _internal_kv_put
+
+    _internal_kv_put(key.encode(), value.encode(), overwrite=True, namespace=namespace)
+
+
+def stored_value(key: str, namespace: bytes) -> str | None:
+    """Return the string that `store_value` stored; None if there is none.
+
+    Uses, why and until when: as `store_value`.
+    """
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    value = _internal_kv_get(key.encode(), namespace=namespace)
+    return value.decode() if value else None
+
+
+# -- addresses ---------------------------------------------------------------------------------------------------------
+
+
+def job_server_url(address: str) -> str:
+    """Return the URL of the job server of the cluster at `address`.
+
+    Uses: `ray.dashboard.utils.ray_address_to_api_server_url`.
+    Why: JobSubmissionClient finds the URL too, but only once the job server has answered.
+    Unnecessary once: Ray documents how to find the URL.
+    """
+    from ray.dashboard.utils import ray_address_to_api_server_url
+
+    url: str = ray_address_to_api_server_url(address)
+    return url
+
+
+def dashboard_address() -> str | None:
+    """Return host:port of the dashboard of the cluster that we are connected to; None if it has none.
+
+    Uses: `ray._private.worker.get_dashboard_url`.
+    Why: `ray.init` returns the address only to the caller that connects first.
+    Unnecessary once: the runtime context contains the address.
+    """
+    address: str | None = ray._private.worker.get_dashboard_url()
+    return address or None
+
+
+@contextmanager
+def loopback_allowed() -> Iterator[None]:
+    """Context manager in which Ray takes 127.0.0.1 as the address of this node.
+
+    Uses: `ray._private.ray_constants.ENABLE_RAY_CLUSTER`.
+    Why: Ray reads RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER when it is imported, before the variable is set here.
+    Unnecessary once: `ray.init` takes the address to listen at.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+# -- drivers and jobs --------------------------------------------------------------------------------------------------
+
+
+def silence_other_processes() -> None:
+    """Keep the raylet's messages about each process that died out of this process's output.
+
+    Uses: `ray._private.worker._worker_logs_enabled`.
+    Why: `log_to_driver=False` does not cover them; we report those that matter.
+    Unnecessary once: `log_to_driver=False` covers them.
+    """
+    ray._private.worker._worker_logs_enabled = False
+
+
+class _NoFolders(list[str]):
+    """A list to which Ray adds the folders that its workers search first."""
+
+    def extend(self, folders: Iterable[str]) -> None:
+        """Add none of them: they are the working directory and the folder of the command."""
+
+
+def leave_out_driver_path(config: JobConfig) -> None:
+    """Make the workers of a Ray job find modules only where their own Python finds them.
+
+    Uses: `JobConfig._py_driver_sys_path`.
+    Why: Ray puts the driver's working directory first on the path of each worker.
+    Unnecessary once: Ray has a setting for it.
+    """
+    config._py_driver_sys_path = _NoFolders()
+
+
+def job_status_client(address: str | None = None) -> Any:
+    """Return a client whose `put_status` changes the status of a submitted Ray job.
+
+    `address` is that of the cluster; None: the cluster that we are connected to.
+
+    Uses: `JobInfoStorageClient`, `ray._raylet.GcsClient` and the `gcs_client` of the global worker.
+    Why: a job cannot change its own message or end otherwise; Ray's own job supervisor does the same.
+    Unnecessary once: JobSubmissionClient changes the status message of a job.
+    """
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
+    from ray.dashboard.modules.job.common import JobInfoStorageClient
+
+    if address is not None:
+        return JobInfoStorageClient(GcsClient(address=address))
+    return JobInfoStorageClient(ray._private.worker.global_worker.gcs_client)
+
+
+# -- Ray Serve ---------------------------------------------------------------------------------------------------------
+
+
+def serve_is_running() -> bool:
+    """Whether Ray Serve runs in the cluster that we are connected to.
+
+    Uses: `ray.serve.context._get_global_client`.
+    Why: `ray.serve.status` returns the same if Ray Serve does not run and if it has no proxies and applications.
+    Unnecessary once: the status differs.
+    """
+    from ray.serve.context import _get_global_client
+
+    return _get_global_client(raise_if_no_controller_running=False) is not None
+
+
+def serve_address() -> tuple[str, int]:
+    """Return host and port of the running Ray Serve's proxy.
+
+    Uses: `ray.serve.context._get_global_client`.
+    Why: `ray.serve.start` ignores its options if Ray Serve runs already, and does not return those in effect.
+    Unnecessary once: `ray.serve.status` reports them.
+    """
+    from ray.serve.context import _get_global_client
+
+    options = _get_global_client().http_config
+    return options.host, options.port
+
+
+# -- programs ----------------------------------------------------------------------------------------------------------
+
+
+def ray_command() -> Sequence[str]:
+    """Return the start of a command line that runs `ray` in this Python.
+
+    Uses: the module `ray.scripts.scripts`.
+    Why: the program `ray` may be missing on the PATH, or be that of another environment, and `-P` keeps it from
+    importing a user's file of the working directory.
+    Unnecessary once: `python -m ray` works.
+    """
+    return sys.executable, "-P", "-m", "ray.scripts.scripts"
+
+
+def read_node_programs() -> None:
+    """Import the modules that the processes of a node import, and read the programs that it runs.
+
+    Uses: the modules of the dashboard and its agents; GCS_SERVER_EXECUTABLE and RAYLET_EXECUTABLE.
+    Why: see `agent_rft.cluster.ray_cluster.read_ahead`.
+    Unnecessary once: `ray start` has an option for the time that a node may take to register.
+    """
+    from ray._private.services import GCS_SERVER_EXECUTABLE, RAYLET_EXECUTABLE
+
+    for name in (
+        "ray.scripts.scripts",
+        "ray.dashboard.dashboard",
+        "ray.dashboard.agent",
+        "ray.dashboard.modules.aggregator.aggregator_agent",
+        "ray.dashboard.modules.job.job_agent",
+        "ray.dashboard.modules.reporter.reporter_agent",
+        "ray._private.runtime_env.agent.runtime_env_agent",
+    ):
+        import_module(name)
+    for program in (GCS_SERVER_EXECUTABLE, RAYLET_EXECUTABLE):
+        Path(program).read_bytes()

@@ -1,0 +1,101 @@
+"""End of a run: records how it ended, closes it, and prints its report, its problems and the next steps."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import shlex
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+from rich.console import Console
+from rich.markup import escape
+
+from agent_rft.cluster.run.job_run import JobRun
+from agent_rft.cluster.run.signals import Signals
+from agent_rft.cluster.views.ending import next_steps
+from agent_rft.cluster.views.readiness.page import page_of
+from agent_rft.cluster.views.report.page import write_report
+from agent_rft.errors import RftError
+from agent_rft.rows.ownership import Claim, FolderLost
+from agent_rft.trainer.loop.checkpoint import latest_checkpoint
+
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+
+
+@asynccontextmanager
+async def ended_well(run: JobRun, signals: Signals, claimed: Claim) -> AsyncIterator[None]:
+    """Context manager of a run's work: records how it ends, and closes the run.
+
+    Raises:
+        FolderLost: Another process has taken over the run's folder.
+        RftError: The disk of the run's folder is full, or cannot be written.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    claimed.when_lost(lambda: loop.call_soon_threadsafe(task.cancel))
+    try:
+        with run.outputs.view:
+            yield
+    except asyncio.CancelledError:
+        run.cut_short()  # by a signal, cancelled by the server, or by the loss of the folder
+        try:
+            claimed.check()
+        except FolderLost as lost:
+            run.failed(lost)
+            raise
+        if not signals.count:
+            raise
+    except OSError as error:
+        run.failed(error)
+        claimed.check()  # it has no folder any more if another process has taken it over
+        if error.errno not in DISK_ERRORS:
+            raise
+        raise RftError(
+            f"cannot write to {run.path}: {error.strerror}", public=f"cannot write to the run: {error.strerror}"
+        ) from error
+    except Exception as error:
+        run.failed(error)
+        raise
+    finally:
+        with signals.graceful(lambda: None):  # a first signal that arrives now has nothing left to stop
+            await asyncio.shield(_close(run))
+
+
+async def _close(run: JobRun) -> None:
+    await run.close()
+    _print_end(run)
+
+
+def _print_end(run: JobRun) -> None:
+    """Write the report, and print where it is and how to continue."""
+    folder, console = run.outputs.folder, run.outputs.console
+    show = partial(print_line, console)
+    show("run folder", str(folder.path))
+    problems = list(folder.problems)
+    try:
+        page = page_of(folder.path) if run.readiness is not None else write_report(folder)
+        show("report", str(folder.path / page.name))
+    except OSError as error:
+        problems.append(f"cannot write the report: {error.strerror}")
+    for problem in problems:
+        console.print(f"[yellow]warning[/] {escape(problem)}", soft_wrap=True, highlight=False)
+    for label, text in next_steps(folder, run.given):
+        show(label, text)
+    if run.outcome != "done" and folder.resumes:
+        latest = latest_checkpoint(folder.checkpoints)
+        where = "the start" if latest is None else latest[0].name
+        show("to resume", f"{_resume_command(run, 'train')}  # from {where}")
+    elif run.outcome != "done" and folder.draws:
+        show("to resume", _resume_command(run, "ready"))
+
+
+def _resume_command(run: JobRun, command: str) -> str:
+    """Return the command that resumes the run."""
+    return shlex.join(["agent-rft", command, *(run.given or ["JOB"]), "--resume", str(run.path)])
+
+
+def print_line(console: Console, label: str, text: str) -> None:
+    """Print a line that can be copied: it is never wrapped."""
+    console.print(f"{label + ':':<17}{escape(text)}", soft_wrap=True, highlight=False)

@@ -1,0 +1,119 @@
+"""Outputs of one run: its folder, the event stream with all sinks, the report, and the copies of its checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rich.console import Console
+
+from agent_rft.cluster.planning.layout import layout_text
+from agent_rft.cluster.preflight.prepare import Prepared
+from agent_rft.cluster.ray_cluster.job_status import RayJobStatus, folder_warning, stop_warning
+from agent_rft.cluster.records.checkpoint_store import CheckpointStore
+from agent_rft.cluster.records.redact import public_job
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.run.copies import Copies
+from agent_rft.cluster.run.signals import Signals
+from agent_rft.cluster.run.sinks.integrations import load_integrations
+from agent_rft.cluster.run.sinks.metrics_sink import MetricsSink
+from agent_rft.cluster.run.sinks.plugins import RunInfo, load_plugins
+from agent_rft.cluster.run.sinks.progress import ProgressReports
+from agent_rft.cluster.run.sinks.report_writer import ReportWriter
+from agent_rft.cluster.run.sinks.step_traces import StepTraces
+from agent_rft.cluster.run.sinks.stream import EventStream, Watch
+from agent_rft.cluster.views.live import LiveView
+from agent_rft.events import JobEnded, JobStarted, Notice, Outcome, SettingChanged
+from agent_rft.protocols import Sink
+from agent_rft.spec.operator.config import Operator
+from agent_rft.trainer.loop.checkpoint import Checkpoints
+
+
+class RunOutputs:
+    """Everything that a run writes and shows. `begin` comes first, `close` last.
+
+    A server that started the run follows it with `watch`. With `reports` the report is written as the run goes.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        operator: Operator,
+        store: CheckpointStore | None,
+        folder: RunFolder,
+        view: LiveView,
+        metrics: MetricsSink,
+        console: Console,
+        watch: Watch | None,
+        reports: bool,
+    ) -> None:
+        self.folder = folder
+        self.view = view
+        self.metrics = metrics
+        self.console = console
+        self.traces = StepTraces(metrics.tracer)
+        self.progress = ProgressReports(prepared.plan, len(prepared.validation), len(prepared.test))
+        self._watch = watch
+        self._status = RayJobStatus(folder.path.name)
+        self._report = ReportWriter(folder.path) if reports else None
+        sinks: list[Sink] = [folder, view, metrics, self._status, *([] if watch is None else [watch])]
+        sinks += [self.progress, *([] if self._report is None else [self._report])]
+        info = RunInfo(folder.path.name, folder.path, public_job(prepared.job))
+        plugins = [*load_plugins(info), *load_integrations(prepared.job.integrations, operator.integrations, info)]
+        self.stream = EventStream(folder.path.name, [*sinks, self.traces], [folder, metrics, self.traces], plugins)
+        self._copies = None if store is None else Copies(store, folder.path, self.stream.emit)
+
+    def begin(self, prepared: Prepared) -> None:
+        """Record the job, and emit what was chosen, changed and warned about before the run."""
+        self.folder.write_job(prepared.job, prepared.plan, prepared.record())
+        self.stream.emit(JobStarted(method=prepared.job.method.type, total_steps=prepared.plan.steps), skip=self.view)
+        self._emit_choices(prepared, skip=self.view)  # printed with the plan
+        changes = prepared.changes if self._watch is None else ()  # a server's job is changed by its operator only
+        for change in (*changes, *prepared.layout_changes):
+            self.stream.emit(SettingChanged(setting=change.setting, now=change.now, was=change.was), skip=self.view)
+        for warning in prepared.warnings:
+            self.stream.emit(Notice(text=warning), skip=self.view)  # printed with the plan
+        for unsafe in (
+            () if self._watch is not None else (stop_warning(prepared.stop), folder_warning(self.folder.path))
+        ):
+            if unsafe is not None:
+                self.stream.emit(Notice(text=unsafe))
+
+    def _emit_choices(self, prepared: Prepared, skip: Sink | None = None) -> None:
+        for choice in prepared.choices:
+            self.stream.emit(choice, skip=skip)
+
+    def change_layout(self, before: Prepared, prepared: Prepared) -> None:
+        """Record another layout, chosen because other GPUs are free than when the job was checked."""
+        was, now = layout_text(before.placement), layout_text(prepared.placement)
+        self.folder.write_job(prepared.job, prepared.plan, prepared.record())
+        if self._watch is not None:
+            self._watch.prepared(prepared)
+        self.stream.emit(SettingChanged(setting="cluster", now=now, was=was))
+        self._emit_choices(prepared)
+
+    def checkpoints(self) -> Checkpoints:
+        """Return the checkpoints in the run folder, which are copied to the checkpoint store if there is one."""
+        return Checkpoints(self.folder.checkpoints, self._copies, shown=self.folder.path / "checkpoints")
+
+    def stop_copying(self) -> None:
+        """Copy nothing more to the checkpoint store."""
+        if self._copies is not None:
+            self._copies.stop()
+
+    async def finish_copies(self, signals: Signals) -> None:
+        """Copy the remaining checkpoints to the store; a signal stops it."""
+        if self._copies is not None:
+            with signals.graceful(self._copies.stop):
+                await self._copies.finish()
+
+    async def close(self, outcome: Outcome, error: str) -> None:
+        """Emit how the run ended, flush the sinks and close them."""
+        self.stream.emit(JobEnded(outcome=outcome, error=error))
+        await asyncio.to_thread(self.stream.close)
+        await self._status.ended()
+        self.view.stop()
+        await asyncio.to_thread(self.traces.close)
+        self.metrics.close()
+        self.folder.close()
+        if self._report is not None:
+            self._report.close()

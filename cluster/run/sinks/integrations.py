@@ -1,0 +1,100 @@
+"""The trackers that a job names in `integrations`, each a sink on a thread of its own.
+
+None can slow or fail a run: one whose package, key or server is missing, that hangs or falls behind is reported once
+and gets no more numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import Any, assert_never
+
+from agent_rft.actors.endpoints.network.url import secrets_of
+from agent_rft.cluster.records.redact import REDACTED, hide
+from agent_rft.cluster.run.sinks.plugins import PluginSink, RunInfo
+from agent_rft.cluster.run.sinks.trackers.mlflow_run import MlflowRun
+from agent_rft.cluster.run.sinks.trackers.tensorboard_files import TensorboardFiles
+from agent_rft.cluster.run.sinks.trackers.tracker import CannotTrack, TrackedRun, Tracker, TrackerSink, settings_of
+from agent_rft.cluster.run.sinks.trackers.wandb_run import FINISH_S, WandbRun
+from agent_rft.events import Event, IntegrationFailed
+from agent_rft.protocols import Sink
+from agent_rft.spec.integrations import (
+    Integration,
+    IntegrationAccess,
+    MlflowIntegration,
+    TensorboardIntegration,
+    WandbIntegration,
+)
+
+CLOSE_S = FINISH_S + 5.0
+"""How long the end of a run waits for the last uploads."""
+Load = Callable[[str], Any]
+"""The module of this name, imported."""
+
+
+class IntegrationSink(PluginSink):
+    """The sink of one tracker; `secrets` never appear in its failure."""
+
+    def __init__(
+        self, name: str, make: Callable[[], Sink], secrets: Iterable[str] = (), close_timeout_s: float = CLOSE_S
+    ) -> None:
+        self._secrets = dict.fromkeys(filter(None, secrets), REDACTED)
+        super().__init__(name, make, close_timeout_s=close_timeout_s)
+
+    def cut_off(self) -> Event:
+        cause = self.error.cause if isinstance(self.error, CannotTrack) else "failed"
+        reason = str(self.error) if isinstance(self.error, CannotTrack) else str(self.failure)
+        return IntegrationFailed(integration=self.name, cause=cause, reason=hide(reason, self._secrets))
+
+
+def load_integrations(
+    named: Iterable[Integration],
+    access: IntegrationAccess,
+    run: RunInfo,
+    load: Load = import_module,
+    close_timeout_s: float = CLOSE_S,
+) -> list[IntegrationSink]:
+    """A sink for each tracker that the job names; its package is imported on the sink's thread."""
+    tracked = TrackedRun(run.name, run.folder, settings_of(run.job))
+
+    def maker(integration: Integration) -> Callable[[], Sink]:
+        return lambda: TrackerSink(_tracker(integration, access, tracked, load))
+
+    keys = [access.wandb and access.wandb.api_key, access.mlflow and access.mlflow.token]
+    address = "" if access.mlflow is None else access.mlflow.tracking_uri.get_secret_value()
+    secrets = secrets_of(address, [key.get_secret_value() for key in keys if key])
+    return [IntegrationSink(integration.type, maker(integration), secrets, close_timeout_s) for integration in named]
+
+
+def _tracker(integration: Integration, access: IntegrationAccess, run: TrackedRun, load: Load) -> Tracker:
+    """Make the tracker.
+
+    Raises:
+        CannotTrack: Its package is not installed, or the operator has not set it up.
+    """
+    match integration:
+        case WandbIntegration():
+            return WandbRun(_loaded(load, "wandb", "wandb"), run, integration.wandb, access.wandb)
+        case MlflowIntegration():
+            return MlflowRun(_loaded(load, "mlflow", "mlflow"), run, integration.mlflow, access.mlflow)
+        case TensorboardIntegration():
+            return TensorboardFiles(_loaded(load, "tensorboard.summary", "tensorboard"), run)
+    assert_never(integration)
+
+
+NO_REPORTS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "WANDB_ERROR_REPORTING": "false",
+}
+"""The packages must not report to their makers, or print into the live view."""
+
+
+def _loaded(load: Load, module: str, extra: str) -> Any:
+    os.environ.update(NO_REPORTS)  # read when they are imported
+    try:
+        return load(module)
+    except ImportError as error:
+        raise CannotTrack("not_installed", f"run `pip install 'agent-rft[{extra}]'` ({error})") from None

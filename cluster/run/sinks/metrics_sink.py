@@ -1,0 +1,146 @@
+"""The driver's Prometheus metrics: each step's metrics, its rollouts, the age of the checkpoint, free disk space.
+
+Other processes record their own metrics (`live` ones); the sums of those per step go to metrics.jsonl only.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress, Telemetry
+from agent_rft.actors.runtime.telemetry.recorder import Recorder
+from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, Tracer
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.events import (
+    VALIDATION,
+    CheckpointSaved,
+    CheckpointStoreFailed,
+    Evaluated,
+    IntegrationFailed,
+    JobEnded,
+    LearnerRestarted,
+    Level,
+    Outcome,
+    PhaseBegan,
+    StepDone,
+    StoreAction,
+)
+from agent_rft.metrics import METRICS, metric_of
+from agent_rft.run_events import RunEvent
+from agent_rft.types import Evaluation, Group, Rollout
+
+GROWING = ("counter", "histogram")
+
+
+class MetricsSink:
+    """A Sink. Serves nothing if `address` is None. Call `close` at the end."""
+
+    def __init__(
+        self,
+        address: MetricsAddress | None,
+        folder: Path,
+        clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer = NO_TRACES,
+    ) -> None:
+        """`folder` is the run's. `tracer` knows which rollouts are traced, and so are exemplars."""
+        self.address = address
+        self._telemetry = None if address is None else Telemetry(address, "driver")
+        self.recorder = Recorder() if self._telemetry is None else self._telemetry.recorder
+        self._folder = folder
+        self._clock = clock
+        self.tracer = tracer
+        self._saved: float | None = None
+        """When training began or the last checkpoint was saved; None outside of training."""
+        # Exported as 0 from the start, so that Prometheus sees the first one as an increase.
+        growing = [name for name, metric in METRICS.items() if not metric.live and metric.kind in GROWING]
+        trained = (name.replace("<split>", "train") for name in growing)
+        self.recorder.begin(*(name for name in trained if "<" not in name))
+        for level in get_args(Level):
+            self.recorder.record(f"events/{level}", 0.0)
+        self.recorder.begin(
+            "learner_restarts", *(f"checkpoint_store_failures/{action}" for action in get_args(StoreAction))
+        )
+        for outcome in get_args(Outcome):
+            self.recorder.record(f"jobs_ended/{outcome}", 0.0)
+        for step, evaluation in RunFolder(folder).validations():  # of a run that is resumed
+            self._validated(step, evaluation)
+        self.recorder.add(self._disk)
+        self.recorder.add(self._checkpoint_age)
+
+    def event(self, event: RunEvent) -> None:
+        happened = event.event
+        if happened is None or not happened.quiet:
+            self.recorder.record(f"events/{event.level}")
+        match happened:
+            case StepDone(metrics=metrics):
+                self._step(metrics)
+            case Evaluated(name=name, step=step, evaluation=evaluation) if name == VALIDATION:
+                self._validated(step, evaluation)
+            case PhaseBegan(phase="training"):
+                self._saved = self._clock()
+            case CheckpointSaved(num_bytes=size):
+                self._saved = self._clock()
+                self.recorder.record("checkpoint_bytes", float(size))
+            case PhaseBegan(phase="grading"):
+                self._saved = None  # all steps are in a checkpoint
+            case LearnerRestarted():
+                self.recorder.record("learner_restarts")
+            case CheckpointStoreFailed(action=action):
+                self.recorder.record(f"checkpoint_store_failures/{action}")
+            case IntegrationFailed(integration=integration):
+                self.recorder.record(f"integration_failures/{integration}")
+            case JobEnded(outcome=outcome):
+                self._saved = None
+                self.recorder.record(f"jobs_ended/{outcome}")
+
+    def _validated(self, step: int | None, evaluation: Evaluation) -> None:
+        if step == 0:
+            self.recorder.record("baseline_valid_mean_reward", evaluation.reward)
+
+    def _step(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            found = metric_of(name)
+            if found is not None and not METRICS[found[0]].live:
+                self.recorder.record(name, value)
+
+    def groups(self, name: str, groups: Sequence[Group]) -> None:
+        for group in groups:
+            for rollout in group.rollouts:
+                self._rollout(group.request.purpose, rollout)
+
+    def close(self) -> None:
+        if self._telemetry is not None:
+            self._telemetry.close()
+
+    def _rollout(self, split: str, rollout: Rollout) -> None:
+        record = self.recorder.record
+        record(f"reward/{split}", rollout.reward)
+        record(f"grade/{split}", rollout.grade.value)
+        record(f"rollout_calls/{split}", len(rollout.calls))
+        for turn in rollout.turns:
+            record(f"turn_calls/{split}", len(turn.calls))
+        tokens = {
+            "prompt": rollout.num_prompt,
+            "completion": rollout.num_sampled,
+            "reasoning": rollout.reasoning_tokens,
+            "tool": rollout.num_tokens - rollout.num_prompt - rollout.num_sampled,
+        }
+        for kind, count in tokens.items():
+            record(f"rollout_tokens/{split}/{kind}", count)
+        record(f"rollout_wall_s/{split}", rollout.wall_s, self.tracer.sampled(rollout.trace_id))
+        record(f"rollout_busy_s/{split}", rollout.busy_s)
+
+    def _disk(self) -> dict[str, float]:
+        try:
+            usage = shutil.disk_usage(self._folder)
+        except OSError:  # the folder was removed
+            return {}
+        return {"disk_free_bytes": float(usage.free), "disk_total_bytes": float(usage.total)}
+
+    def _checkpoint_age(self) -> dict[str, float]:
+        saved = self._saved  # read once: this runs in another thread
+        return {} if saved is None else {"checkpoint_age_s": self._clock() - saved}

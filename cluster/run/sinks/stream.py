@@ -1,0 +1,109 @@
+"""The event stream of a run: stamps events with job, step and time, redacts them and passes them to all sinks in order.
+
+    loop, fleet, watchdog, driver --emit--> EventStream --RunEvent--> run folder, live view, Prometheus, store, plugins
+
+No sink can disturb the run: one that raises is cut off, and each third-party sink runs on its own thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from agent_rft.cluster.records.redact import plain
+from agent_rft.cluster.run.sinks.plugins import PluginSink
+from agent_rft.events import Event, SinkCutOff
+from agent_rft.protocols import Sink
+from agent_rft.run_events import RunEvent, data_of, stored
+from agent_rft.types import Group
+
+if TYPE_CHECKING:
+    from agent_rft.cluster.preflight.prepare import Prepared
+
+
+class GroupSink(Protocol):
+    """Stores or counts rollouts."""
+
+    def groups(self, name: str, groups: Sequence[Group]) -> None: ...
+
+
+class Watch(Sink, Protocol):
+    """A Sink by which a server follows the driver of one of its jobs; it also receives the resolved job."""
+
+    def prepared(self, prepared: Prepared) -> None:
+        """Called when the job has passed its checks, before any event, and again if it gets another layout."""
+
+
+class EventStream:
+    """The EventSink of the loop; thread-safe.
+
+    `job` is the job's name; `clock` returns Unix seconds; `describe` makes the message, which is for people only.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        sinks: Sequence[Sink],
+        group_sinks: Sequence[GroupSink] = (),
+        plugins: Sequence[PluginSink] = (),
+        clock: Callable[[], float] = time.time,
+        describe: Callable[[Event], str] = str,
+    ) -> None:
+        self._job = job
+        self._sinks = list(sinks)
+        self._group_sinks = group_sinks
+        self._plugins = list(plugins)
+        self._clock = clock
+        self._describe = describe
+        self._step = 0
+        self._lock = threading.RLock()
+
+    def emit(self, event: Event, *, skip: Sink | None = None) -> None:
+        """Pass an event to all sinks except `skip`. Returns at once and never raises."""
+        with self._lock:
+            step = self._step if event.step is None else event.step
+            self._step = max(self._step, step)  # a checkpoint may be complete some steps later
+            self._hand_out(self._stamped(replace(event, step=step)), skip)
+
+    def groups(self, name: str, groups: Sequence[Group]) -> None:
+        for sink in self._group_sinks:
+            sink.groups(name, groups)
+
+    def close(self) -> None:
+        """Close the plugins, all at once, waiting some seconds. The caller closes the other sinks."""
+        for plugin in self._plugins:
+            plugin.end()
+        for plugin in self._plugins:
+            plugin.close()
+        with self._lock:
+            self._report_cut_off()
+
+    def _stamped(self, event: Event) -> RunEvent:
+        """The event as stored: URLs lose their credentials and queries, and numbers that are not finite become null."""
+        message, data = str(plain(self._describe(event))), plain(data_of(event))
+        step = 0 if event.step is None else event.step
+        return stored(self._job, step, self._clock(), event.level, message, event.kind, event.VERSION, data)
+
+    def _hand_out(self, event: RunEvent, skip: Sink | None) -> None:
+        failed: list[SinkCutOff] = []
+        for sink in [sink for sink in self._sinks if sink is not skip]:
+            try:
+                sink.event(event)
+            except Exception as error:  # noqa: BLE001 - a bug of one view must not end the training
+                self._sinks.remove(sink)
+                failed.append(SinkCutOff(sink=type(sink).__name__, reason=f"{type(error).__name__}: {error}"))
+        for plugin in self._plugins if event.event is None or not event.event.passing else ():
+            plugin.event(event)
+        for cut_off in failed:
+            self.emit(cut_off)
+        self._report_cut_off()
+
+    def _report_cut_off(self) -> None:
+        """Report plugins that have failed since; each report may find the next."""
+        failed = next((plugin for plugin in self._plugins if plugin.failure is not None), None)
+        if failed is not None:
+            self._plugins.remove(failed)
+            self.emit(failed.cut_off())

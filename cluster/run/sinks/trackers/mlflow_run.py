@@ -1,0 +1,61 @@
+"""A run in MLflow."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from agent_rft.cluster.run.sinks.trackers.tracker import CannotTrack, Point, TrackedRun
+from agent_rft.events import Outcome
+from agent_rft.spec.integrations import MlflowAccess, MlflowSettings
+
+TAG = "agent_rft.run"
+"""The tag by which a resumed run finds its MLflow run."""
+REQUESTS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "8", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+"""MLflow's own defaults wait for a lost server for many minutes; what failed is sent again with the next step."""
+STATUS: dict[Outcome, str] = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+MAX_BATCH = {"metrics": 1_000, "params": 100}
+"""MLflow's limits of one request."""
+MAX_PARAM_CHARS = 500
+_NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
+
+
+class MlflowRun:
+    """The run with the tag TAG of ours, which a resumed one goes on with."""
+
+    def __init__(self, mlflow: Any, run: TrackedRun, given: MlflowSettings, access: MlflowAccess | None) -> None:
+        """`mlflow` is the package.
+
+        Raises:
+            CannotTrack: The operator has set no address.
+        """
+        if access is None:
+            raise CannotTrack("not_allowed", "set integrations.mlflow.tracking_uri in the operator's configuration")
+        token = {} if access.token is None else {"MLFLOW_TRACKING_TOKEN": access.token.get_secret_value()}
+        os.environ.update(REQUESTS | token)  # MLflow reads them from there only
+        self._metric, self._param = mlflow.entities.Metric, mlflow.entities.Param
+        self._client = client = mlflow.MlflowClient(tracking_uri=access.tracking_uri.get_secret_value())
+        experiment = client.get_experiment_by_name(given.experiment)
+        experiment_id = client.create_experiment(given.experiment) if experiment is None else experiment.experiment_id
+        found = client.search_runs([experiment_id], f"tags.`{TAG}` = '{run.name}'", max_results=1)
+        if found:
+            self._id: str = found[0].info.run_id
+            client.update_run(self._id, status="RUNNING")
+            return
+        made = client.create_run(experiment_id, tags={TAG: run.name}, run_name=given.name or run.name)
+        self._id = made.info.run_id
+        params = [self._param(name, str(value)[:MAX_PARAM_CHARS]) for name, value in run.settings.items()]
+        for start in range(0, len(params), MAX_BATCH["params"]):
+            client.log_batch(self._id, params=params[start : start + MAX_BATCH["params"]])
+
+    def log(self, point: Point) -> None:
+        metrics = [
+            self._metric(_NOT_IN_NAMES.sub("_", name), value, int(point.time * 1000), point.step)
+            for name, value in point.numbers.items()
+        ]
+        for start in range(0, len(metrics), MAX_BATCH["metrics"]):
+            self._client.log_batch(self._id, metrics=metrics[start : start + MAX_BATCH["metrics"]])
+
+    def close(self, outcome: Outcome) -> None:
+        self._client.set_terminated(self._id, STATUS[outcome])

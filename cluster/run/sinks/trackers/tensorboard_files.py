@@ -1,0 +1,26 @@
+"""TensorBoard's files in the folder of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent_rft.cluster.run.sinks.trackers.tracker import Point, TrackedRun
+from agent_rft.events import Outcome
+
+FOLDER = "tensorboard"
+
+
+class TensorboardFiles:
+    """A folder that `tensorboard --logdir` shows; a resumed run adds a file to it."""
+
+    def __init__(self, summary: Any, run: TrackedRun) -> None:
+        """`summary` is the module `tensorboard.summary`."""
+        self._writer = summary.Writer(str(run.folder / FOLDER))
+
+    def log(self, point: Point) -> None:
+        for name, value in point.numbers.items():
+            self._writer.add_scalar(name, value, point.step, wall_time=point.time)
+        self._writer.flush()
+
+    def close(self, outcome: Outcome) -> None:
+        self._writer.close()

@@ -1,0 +1,57 @@
+"""A run at Weights & Biases. Its own process uploads, and repeats what fails, so that logging never waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent_rft.cluster.run.sinks.trackers.tracker import CannotTrack, Point, TrackedRun
+from agent_rft.events import Outcome
+from agent_rft.spec.integrations import WandbAccess, WandbSettings
+
+START_S, FINISH_S = 20.0, 20.0
+"""How long to wait for its server at the start, and for the last uploads, also when the process exits."""
+
+
+class WandbRun:
+    """The run with the id of ours, so that a resumed one goes on."""
+
+    def __init__(self, wandb: Any, run: TrackedRun, given: WandbSettings, access: WandbAccess | None) -> None:
+        """`wandb` is the package.
+
+        Raises:
+            CannotTrack: The operator has set no key.
+        """
+        if access is None or (access.api_key is None and not access.offline):
+            raise CannotTrack("not_allowed", "set integrations.wandb.api_key in the operator's configuration")
+        settings = {
+            "api_key": None if access.api_key is None else access.api_key.get_secret_value(),
+            "base_url": access.base_url,
+            "init_timeout": START_S,
+            "finish_timeout": FINISH_S,
+            "finish_timeout_raises": True,
+            "console": "off",
+            "disable_code": True,
+            "disable_git": True,
+            "x_disable_stats": True,
+            "x_disable_meta": True,
+            "silent": True,
+        }
+        self._run = wandb.init(
+            project=given.project,
+            entity=given.entity,
+            name=given.name or run.name,
+            tags=given.tags,
+            id=run.name,
+            resume="allow",
+            dir=str(run.folder),
+            config=dict(run.settings),
+            mode="offline" if access.offline else "online",
+            settings=wandb.Settings(**{name: value for name, value in settings.items() if value is not None}),
+        )
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, point: Point) -> None:
+        self._run.log({"step": point.step, **point.numbers})
+
+    def close(self, outcome: Outcome) -> None:
+        self._run.finish(exit_code=1 if outcome == "failed" else 0)

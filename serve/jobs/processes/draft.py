@@ -1,0 +1,74 @@
+"""Checks a job before it is created, for its author: the files, model, tools and graders are read, nothing is called.
+
+    python -m agent_rft.serve.jobs.processes.draft --settings FILE --check OUT < DRAFT
+
+It runs in a process of its own, as the validation of a job does: rows and schemas are their users' input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from agent_rft.actors.runtime.process import limit_process
+from agent_rft.cluster.planning.model_folder import ModelFolder
+from agent_rft.cluster.preflight.limits import row_problems
+from agent_rft.cluster.preflight.static import invalid_job, static_problems
+from agent_rft.errors import Problem
+from agent_rft.serve.jobs.problems import public
+from agent_rft.serve.jobs.processes.check_process import CPU_S, MEMORY_BYTES, OUT_OF_MEMORY
+from agent_rft.serve.jobs.processes.driver_settings import DriverSettings, Server
+from agent_rft.spec.job import FILES, JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A request whose form is right: the specification with its secrets, and what the request calls its model.
+
+    `samples` are the draws of each row if it is to be looked at before training, None if it is to be trained.
+    """
+
+    spec: str
+    model: str
+    samples: int | None = None
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def check(server: Server, draft: Draft) -> list[Problem]:
+    """The problems of a draft as clients see them.
+
+    Raises:
+        UserError: A file no longer exists.
+    """
+    given = JobSpec.model_validate_json(draft.spec)
+    spec = server.with_paths(given)
+    validation = None if spec.validation_file is None else Path(spec.validation_file)
+    found = row_problems(server.operator.jobs, Path(spec.training_file), validation, draft.samples)
+    found += static_problems(spec, ModelFolder.find(spec.model), server.operator)
+    names = server.names_in(spec, draft.model, {name: getattr(given, name) for name in FILES})
+    return [public(problem, None, names) for problem in invalid_job(found).problems]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Check a job of a server that is not created; reads it from stdin.")
+    parser.add_argument("--settings", type=Path, required=True)
+    parser.add_argument("--check", type=Path, required=True, help="write the problems to this file")
+    options = parser.parse_args()
+    limit_process(CPU_S, MEMORY_BYTES)
+    server = Server(DriverSettings.read(options.settings))
+    try:
+        problems = check(server, Draft(**json.load(sys.stdin)))
+    except MemoryError:
+        sys.exit(OUT_OF_MEMORY)
+    finally:
+        server.close()
+    options.check.write_text(json.dumps([asdict(problem) for problem in problems]))
+
+
+if __name__ == "__main__":
+    main()

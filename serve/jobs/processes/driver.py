@@ -1,0 +1,255 @@
+"""The driver of one job of a server, run as a Ray job.
+
+    python -m agent_rft.serve.jobs.processes.driver --settings FILE --job ID --attempt N   # trains
+    python -m agent_rft.serve.jobs.processes.driver --settings FILE --job ID --check OUT   # validates, outside the API
+
+The store decides: a driver works while its job is `running` and it is the job's latest driver, which it checks every
+few seconds. If the job is paused, the driver saves a checkpoint and exits; otherwise it exits at once. Exit code 0
+means that the store has the outcome. After any other exit the driver is lost and the job resumes from its last
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from agent_rft.actors.runtime.process import drop_lost_output, end_process, limit_process, open_standard_files
+from agent_rft.cluster.planning.model_folder import ModelFolder
+from agent_rft.cluster.preflight.limits import row_problems
+from agent_rft.cluster.preflight.prepare import prepare
+from agent_rft.cluster.ray_cluster.job_status import NEEDED_TO_STOP_S
+from agent_rft.cluster.ray_cluster.session import ray_session
+from agent_rft.cluster.readiness.findings import Readiness
+from agent_rft.cluster.records.redact import plain
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.run.driver import claim_run_soon, look_before, train
+from agent_rft.cluster.run.readiness import Look
+from agent_rft.cluster.views.readiness.page import page_of
+from agent_rft.errors import InvalidJob, LearnerFailed, Problem, RftError
+from agent_rft.events import Outcome
+from agent_rft.rows.ownership import FolderLost, FolderOwned
+from agent_rft.serve.jobs.logs import JobLogs
+from agent_rft.serve.jobs.manager import PAUSING
+from agent_rft.serve.jobs.problems import error_of, public, see_log
+from agent_rft.serve.jobs.processes.check_process import CPU_S, MEMORY_BYTES, OUT_OF_MEMORY
+from agent_rft.serve.jobs.processes.driver_settings import DriverSettings, Server
+from agent_rft.serve.jobs.processes.sink import StoreSink
+from agent_rft.serve.jobs.processes.wire_metrics import result_csv
+from agent_rft.serve.jobs.request import model_name
+from agent_rft.serve.stores.database import DatabaseError
+from agent_rft.serve.stores.job_states import IllegalMove, JobStatus
+from agent_rft.serve.stores.job_tables import JobError, JobRecord
+from agent_rft.spec.job import JobSpec
+
+HEARTBEAT_S = 2.0
+LOST = 3
+"""The exit code of a driver whose job another driver should continue."""
+
+
+async def check(server: Server, job_id: str) -> list[Problem]:
+    """The problems of a job as clients see them, printed as they are; calls its endpoints."""
+    record = server.store.get(job_id)
+    spec, settings = server.spec(record), server.settings
+    validation = None if spec.validation_file is None else Path(spec.validation_file)
+    samples = None if record.look is None else record.look["samples"]
+    found = row_problems(server.operator.jobs, Path(spec.training_file), validation, samples)
+    with ray_session(settings.ray_address()) as nodes:
+        try:
+            model, learner = ModelFolder.find(spec.model), record.look is None
+            await prepare(spec, model, nodes, settings.runs, server.operator, found=found, learner=learner)
+        except InvalidJob as error:
+            for problem in error.problems:
+                print(problem)
+            return [public(problem, job_id, server.names(record)) for problem in error.problems]
+    return []
+
+
+async def drive(server: Server, job_id: str, attempt: int) -> int:
+    """Train a job and return the exit code."""
+    store, settings = server.store, server.settings
+    if store.heartbeat(job_id, attempt) != "running":
+        return 0
+    record = store.get(job_id)
+    folder = settings.runs / job_id
+    name = partial(model_name, record.base, settings.organization, record.suffix, job_id)
+    names = server.names(record)
+    sink = StoreSink(store, server.registry, job_id, attempt, record.base, record.owner, folder, name, names)
+    job = server.spec(record)
+    training = asyncio.create_task(_run(server, record, job, folder, sink))
+    loop = asyncio.get_running_loop()
+    ended = threading.Event()
+
+    def obey(status: JobStatus | None) -> None:
+        loop.call_soon_threadsafe(_obey, training, status)
+
+    beats = partial(_beat, server, job_id, attempt, ended, obey)
+    threading.Thread(target=beats, daemon=True, name="heartbeat").start()
+    try:
+        outcome, found = await training
+        await asyncio.to_thread(sink.close)
+        if found is not None:
+            await asyncio.to_thread(_judged, server, record, attempt, folder, found)
+        elif outcome == "done":
+            await asyncio.to_thread(_succeed, server, record, attempt, sink, folder)
+        return 0 if outcome == "done" else _stopped(server, job_id, attempt)
+    except asyncio.CancelledError:
+        return 0
+    except (LearnerFailed, FolderOwned, FolderLost) as error:
+        store.note(job_id, attempt, last_words=str(plain(error.public)))
+        traceback.print_exception(error)
+        return LOST
+    except RftError as error:
+        _fail(server, job_id, attempt, error_of(error, job_id, names))
+        traceback.print_exception(error)
+        return 0
+    finally:
+        ended.set()
+        await asyncio.to_thread(sink.close)
+
+
+async def _run(
+    server: Server, record: JobRecord, job: JobSpec, folder: Path, sink: StoreSink
+) -> tuple[Outcome, Readiness | None]:
+    """Train the job, or look at it; what is in its folder is gone on with.
+
+    Raises:
+        FolderOwned: The driver before has not ended.
+    """
+    address = server.settings.ray_address()
+    claimed = await claim_run_soon(folder, NEEDED_TO_STOP_S, partial(print, flush=True))
+    try:
+        model = ModelFolder.find(job.model)
+        if record.look is None:
+            return await train(job, model, folder.parent, claimed, address, server.operator, sink), None
+        look = Look(**record.look)
+        return await look_before(job, model, look, folder.parent, address, server.operator, folder=claimed, watch=sink)
+    finally:
+        await asyncio.to_thread(claimed.release)
+
+
+# -- the state in the store --------------------------------------------------------------------------------------------
+
+
+def _beat(
+    server: Server, job_id: str, attempt: int, ended: threading.Event, obey: Callable[[JobStatus | None], object]
+) -> None:
+    """Send heartbeats, in a thread: an event loop that reads a large file is blocked, but the driver does not hang."""
+    logs = JobLogs(Path(server.settings.folder))
+    while not ended.wait(HEARTBEAT_S):
+        logs.bound(job_id, attempt)
+        try:
+            status = server.store.heartbeat(job_id, attempt)
+        except DatabaseError:  # such as during a restart: the manager cannot read heartbeats either
+            continue
+        if status != "running":
+            obey(status)
+            return
+
+
+def _obey(training: asyncio.Task[tuple[Outcome, Readiness | None]], status: JobStatus | None) -> None:
+    if status in PAUSING:
+        os.kill(os.getpid(), signal.SIGTERM)  # the first one ends a run cleanly: see agent_rft.cluster.run.signals
+    else:
+        training.cancel()
+
+
+# -- outcomes ----------------------------------------------------------------------------------------------------------
+
+
+def _succeed(server: Server, record: JobRecord, attempt: int, sink: StoreSink, folder: Path) -> None:
+    sink.sync_checkpoints()
+    model = sink.register_final()
+    results = server.keep_result("step_metrics.csv", result_csv(RunFolder(folder).metrics()), record.owner)
+    try:
+        server.store.move(
+            record.id, "succeeded", attempt=attempt, fine_tuned_model=model, result_files=[results], last_words=None
+        )
+    except IllegalMove:  # it was just cancelled
+        return
+    server.store.add_event(record.id, "info", f"New fine-tuned model created: {model}")
+    server.store.add_event(record.id, "info", "The job has successfully completed")
+
+
+def _judged(server: Server, record: JobRecord, attempt: int, folder: Path, found: Readiness) -> None:
+    results = [
+        server.keep_result(path.name, path.read_bytes(), record.owner)
+        for path in (folder / "readiness.json", page_of(folder))
+    ]
+    with suppress(IllegalMove):  # it was just cancelled
+        server.store.move(
+            record.id,
+            "succeeded",
+            attempt=attempt,
+            findings=found.as_json(with_rows=False),
+            result_files=results,
+            last_words=None,
+        )
+
+
+def _stopped(server: Server, job_id: str, attempt: int) -> int:
+    if server.store.heartbeat(job_id, attempt) in PAUSING:
+        server.store.add_event(job_id, "info", "The job is paused; its resources are free")
+        return 0
+    server.store.note(job_id, attempt, last_words="stopped by a signal")
+    return LOST
+
+
+def _fail(server: Server, job_id: str, attempt: int, error: JobError) -> None:
+    try:
+        server.store.move(job_id, "failed", attempt=attempt, error=error)
+    except IllegalMove:
+        return
+    server.store.add_event(job_id, "error", f"The job failed: {error.message}")
+
+
+def _bug(error: Exception, job_id: str) -> JobError:
+    message = see_log("the driver ended by a bug, or by something that no check foresaw", job_id)
+    return JobError("internal_error", message, log=str(plain(f"{type(error).__name__}: {error}")))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train one job of a server, or validate it with --check.")
+    parser.add_argument("--settings", type=Path, required=True)
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--attempt", type=int, default=0)
+    parser.add_argument("--check", type=Path, help="only validate the job, and write its problems to this file")
+    options = parser.parse_args()
+    if options.check is not None:
+        limit_process(CPU_S, MEMORY_BYTES)
+    open_standard_files()
+    drop_lost_output("stdout")  # the disk of its output may be full
+    drop_lost_output("stderr")
+    server = Server(DriverSettings.read(options.settings))
+    try:
+        if options.check is not None:
+            problems = asyncio.run(check(server, options.job))
+            options.check.write_text(json.dumps([asdict(problem) for problem in problems]))
+            code = 0
+        else:
+            code = asyncio.run(drive(server, options.job, options.attempt))
+    except Exception as error:  # noqa: BLE001 - a bug: another driver would hit it again
+        traceback.print_exc()
+        if options.check is not None:
+            sys.exit(OUT_OF_MEMORY if isinstance(error, MemoryError) else 1)
+        found = error_of(error, options.job, {}) if isinstance(error, RftError) else _bug(error, options.job)
+        _fail(server, options.job, options.attempt, found)
+        code = 0
+    finally:
+        server.close()
+    end_process(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Writes a running job of a server to its store: events, metrics, checkpoints, progress.
+
+One thread does all writes in order, so that training never waits for the database. Events arrive redacted. The
+checkpoints in the store mirror those on disk.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
+
+from agent_rft.chat.serving import ServeSettings
+from agent_rft.cluster.preflight.prepare import Prepared
+from agent_rft.cluster.records.redact import hide
+from agent_rft.errors import UserError
+from agent_rft.events import (
+    CheckpointSaved,
+    EarlyStopped,
+    JobEnded,
+    PhaseBegan,
+    RolloutDiscarded,
+    RolloutsProgressed,
+    StepDone,
+)
+from agent_rft.run_events import RunEvent
+from agent_rft.serve.jobs.processes.wire_metrics import checkpoint_metrics, message_of, wire_data
+from agent_rft.serve.stores.database import DatabaseError, is_unavailable, reason_of
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.serve.stores.model_registry import ModelRegistry
+from agent_rft.trainer.loop.checkpoint import checkpoints_in
+
+RETRYING = Retrying(
+    retry=retry_if_exception(is_unavailable),
+    stop=stop_after_delay(120),
+    wait=wait_exponential(0.1, max=5),
+    reraise=True,
+)
+"""How long a write is retried while the database is unavailable; then it is dropped and training continues."""
+STEPS_FOR_ESTIMATE = 20
+PROGRESS_EVERY_S = 30.0
+
+
+class StoreSink:
+    """A Watch (cluster/run/sinks/stream.py) of one driver. `name` maps a step to a model name, None to the final one.
+
+    Clients read what it writes: texts of events that are private to the operator are left out, and each path in `names`
+    is replaced by its name.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        registry: ModelRegistry,
+        job_id: str,
+        attempt: int,
+        base: str,
+        owner: str,
+        folder: Path,
+        name: Callable[[int | None], str],
+        names: Mapping[str, str],
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._job_id = job_id
+        self._attempt = attempt
+        self._base = base
+        self._owner = owner
+        self._checkpoints = folder / "checkpoints"
+        self._name = name
+        self._names = names
+        self._settings: ServeSettings | None = None
+        self._saved_step = 0
+        self._final_step: int | None = None
+        self._times: list[float] = []
+        self._progressed_at = 0.0
+        """Unix seconds of the last event that clients got."""
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="job-sink")
+
+    # -- Watch ---------------------------------------------------------------------------------------------------------
+
+    def prepared(self, prepared: Prepared) -> None:
+        p = prepared
+        self._settings = ServeSettings.of(p.job, p.plan, p.context_length, p.dialect)
+
+    def event(self, event: RunEvent) -> None:
+        match event.event:
+            case StepDone(metrics=metrics):
+                self._step_done(event, metrics)
+                return
+            case RolloutsProgressed() if event.time < self._progressed_at + PROGRESS_EVERY_S:
+                return
+            case JobEnded() | RolloutDiscarded() | PhaseBegan(quiet=True):
+                return  # the job's state has the outcome; the others are too many for a list of events
+        if isinstance(event.event, EarlyStopped):
+            self._final_step = event.event.best_step
+        self._progressed_at = event.time
+        message, data = hide([*public_texts(event)], self._names)
+        data = {"kind": event.kind, "version": event.version, "step": event.step, **data}
+        self._later(lambda: self._store.add_event(self._job_id, event.level, message, data=data))
+        if isinstance(event.event, CheckpointSaved):
+            self._later(self.sync_checkpoints)
+
+    def _step_done(self, event: RunEvent, metrics: dict[str, float]) -> None:
+        self._progressed_at = event.time
+        data, message = wire_data(metrics), message_of(metrics)
+        self._later(
+            lambda: self._store.add_event(self._job_id, "info", message, type="metrics", data=data),
+        )
+        self._times = [*self._times, metrics.get("time_step_s", 0.0)][-STEPS_FOR_ESTIMATE:]
+        left_s = (metrics["total_steps"] - metrics["step"]) * median(self._times)
+        finish = time.time() + left_s
+        self._later(lambda: self._store.note(self._job_id, self._attempt, estimated_finish=finish))
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def sync_checkpoints(self) -> None:
+        """Make the store's checkpoints and their models those on disk that are offered.
+
+        A checkpoint's row is added after its model and dropped after it, so that a call that a lost connection
+        interrupted can be repeated.
+        """
+        on_disk = checkpoints_in(self._checkpoints)
+        kept = {state.step: (path, state) for path, state in on_disk if state.offered}
+        known = {c.step: c for c in self._store.checkpoints(self._job_id, limit=1000)[0]}
+        for step in known.keys() - kept.keys():
+            self._forget(known[step].model)
+            self._store.drop_checkpoint(self._job_id, step)
+        if on_disk:
+            latest = on_disk[-1][1]
+            # A new checkpoint is progress: drivers that were lost before it no longer count.
+            changes = {"failures": 0} if latest.step > self._saved_step else {}
+            self._saved_step = latest.step
+            self._store.note(self._job_id, self._attempt, trained_tokens=latest.trained_tokens, **changes)
+        for step, (path, state) in kept.items():
+            if step not in known:
+                shown = checkpoint_metrics(wire_data(state.metrics)) if state.metrics else {"step": float(step)}
+                self._registry.add(self._name(step), path, self._base, self._job_id, self._settings, self._owner)
+                self._store.add_checkpoint(self._job_id, step, self._name(step), shown)
+
+    def register_final(self) -> str | None:
+        """Make the last checkpoint the tuned model and return its name, or None if there is no checkpoint.
+
+        Of a job that has stopped early, it is the best one.
+        """
+        offered = {state.step: path for path, state in checkpoints_in(self._checkpoints) if state.offered}
+        if not offered:
+            return None
+        folder = offered[max(offered) if self._final_step is None else self._final_step]
+        self._registry.add(self._name(None), folder, self._base, self._job_id, self._settings, self._owner)
+        return self._name(None)
+
+    def _forget(self, model: str) -> None:
+        with suppress(UserError):  # a client has deleted it already
+            self._registry.delete(model)
+
+    def close(self) -> None:
+        """Wait for all pending writes."""
+        self._writer.shutdown(wait=True)
+
+    def _later(self, write: Callable[[], Any]) -> None:
+        def guarded() -> None:
+            try:
+                RETRYING(write)
+            except (DatabaseError, OSError, ValueError) as error:
+                why = f"{type(error).__name__}: {error}"
+                if is_unavailable(error):
+                    why = f"the database is unavailable: {reason_of(error)}"
+                print(f"warning: dropped a write to the store: {why}", file=sys.stderr)
+
+        self._writer.submit(guarded)
+
+
+def public_texts(event: RunEvent) -> tuple[str, dict[str, Any]]:
+    """The event's message and data as clients see them."""
+    if event.event is None or not event.event.PRIVATE:
+        return event.message, event.data
+    private = event.event.PRIVATE
+    blank: dict[str, Any] = dict.fromkeys(private, "")
+    message = str(replace(event.event, **blank))
+    return message, {name: value for name, value in event.data.items() if name not in private}

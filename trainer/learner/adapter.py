@@ -1,0 +1,141 @@
+"""A LoRA adapter in PEFT's form: its shape, and the folder that PEFT, vLLM and we load it from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from agent_rft.errors import UserError
+from agent_rft.spec.model_options import LoraSpec
+
+if TYPE_CHECKING:  # planning uses AdapterConfig too, and must not load torch
+    from torch import Tensor
+
+ALL_LINEAR = "all-linear"
+"""PEFT's name for all linear layers but the output head."""
+REMEDY = "use plain LoRA of PEFT, or merge the adapter into its base with PEFT and give that folder"
+MERGE_REMEDY = "give `lora` its shape, or merge it first: agent-rft models merge FOLDER OUT"
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """The shape of an adapter: each adapted weight W becomes W + alpha / rank x B A, with A of `rank` rows.
+
+    `targets` are names of modules, or ends of them after a dot, or ALL_LINEAR alone.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...] = (ALL_LINEAR,)
+
+    def as_lora(self) -> LoraSpec | None:
+        """The setting of a job that continues this adapter; None if its targets cannot be written as a setting."""
+        targets = ALL_LINEAR if self.targets == (ALL_LINEAR,) else self.targets
+        try:
+            return LoraSpec.model_validate({"rank": self.rank, "alpha": self.alpha, "targets": targets})
+        except ValidationError:
+            return None
+
+    def config(self, base: str) -> dict[str, Any]:
+        """PEFT's adapter_config.json; `base` is the folder or name of the model that is adapted."""
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base,
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "target_modules": ALL_LINEAR if self.targets == (ALL_LINEAR,) else list(self.targets),
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "inference_mode": True,
+        }
+
+
+def write_adapter(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+    """Write an adapter's tensors, by their names in PEFT's files, and its `AdapterConfig.config`.
+
+    Raises:
+        OSError: The disk is full or read-only.
+    """
+    from agent_rft.trainer.learner.checkpoint_weights import save_tensors
+
+    save_tensors(tensors, folder / WEIGHTS_FILE)
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder has an adapter, whose base is elsewhere."""
+    return (folder / CONFIG_FILE).is_file()
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFolder:
+    """An adapter in a folder, and the folder or name of its base."""
+
+    path: Path
+    base: Path
+    config: AdapterConfig
+
+    @classmethod
+    def read(cls, folder: Path) -> AdapterFolder | None:
+        """The adapter in a model's folder; None if the folder has a whole model.
+
+        Raises:
+            UserError: It is of a kind that we do not train, or its config is damaged.
+        """
+        path = folder / CONFIG_FILE
+        if not path.exists():
+            return None
+        try:
+            config = _Written.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            problem, public = f"{path}: {why}", f"its {CONFIG_FILE}: {why}"
+            raise UserError(f"{problem}; {REMEDY}", problem=problem, remedy=REMEDY, public=public) from None
+        targets = config.target_modules
+        shape = AdapterConfig(config.r, config.lora_alpha, (targets,) if isinstance(targets, str) else tuple(targets))
+        return cls(folder, Path(config.base_model_name_or_path), shape)
+
+    def refuse_unless(self, lora: LoraSpec | None) -> None:
+        """Check that training with `lora` can go on with this adapter; whether its tensors fit is seen later.
+
+        Raises:
+            UserError: All weights are to be trained, or an adapter of another shape.
+        """
+        if lora is not None and (lora.rank, lora.alpha) == (self.config.rank, self.config.alpha):
+            return
+        is_one = f"{self.path} is an adapter of rank {self.config.rank} and alpha {self.config.alpha:g}"
+        wanted = (
+            "all weights are to be trained" if lora is None else f"`lora` says rank {lora.rank}, alpha {lora.alpha:g}"
+        )
+        problem = f"{is_one}, but {wanted}"
+        raise UserError(f"{problem}; {MERGE_REMEDY}", problem=problem, remedy=MERGE_REMEDY)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors, on the CPU, by their names in PEFT's files."""
+        from safetensors.torch import load_file
+
+        return load_file(self.path / WEIGHTS_FILE)
+
+
+class _Written(BaseModel):
+    """What is read of adapter_config.json; variants of LoRA that change what it computes are refused."""
+
+    peft_type: Literal["LORA"]
+    base_model_name_or_path: str
+    r: Annotated[int, Field(ge=1, le=512)]
+    lora_alpha: Annotated[float, Field(gt=0)]
+    target_modules: list[str] | str
+    bias: Literal["none"] = "none"
+    use_rslora: Literal[False] = False
+    use_dora: Literal[False] = False
+    modules_to_save: None = None
+    rank_pattern: Annotated[dict[str, int], Field(max_length=0)] = {}
+    alpha_pattern: Annotated[dict[str, float], Field(max_length=0)] = {}

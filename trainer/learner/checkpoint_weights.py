@@ -1,0 +1,229 @@
+"""The learner's weights as in their Hugging Face checkpoint: its names, tied weights once, experts unmerged.
+
+Nothing here copies more than one part of the weights at a time; under ZeRO-3 a part is gathered from all ranks, used
+and released.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    WeightTransform,
+    rename_source_key,
+    revert_weight_conversion,
+)
+
+from agent_rft.trainer.learner.deepspeed_internals import full_shape
+from agent_rft.trainer.learner.host_buffer import HostBuffer, copy_bytes
+from agent_rft.trainer.learner.layout import TensorInfo, num_bytes
+
+ParameterNames = list[str]
+"""Names of parameters in the model; for experts they differ from those in the checkpoint."""
+
+SHARD_BYTES = 5 << 30
+INDEX = "model.safetensors.index.json"
+WEIGHT_FILES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+
+
+class CheckpointWeights:
+    """Reads the weights of a model, or of its `adapter` only, whose tensors have the names of PEFT's files.
+
+    Each copy runs inside `gather`, called with the parameters to copy.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        dtype: torch.dtype,
+        gather: Callable[[list[Tensor]], AbstractContextManager[object]],
+        adapter: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self._model = model
+        self._dtype = dtype
+        self._gather = gather
+        self._convert: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+        if adapter is not None:
+            self._tensors, self._convert = dict(adapter), dict
+            return
+        self._convert = partial(revert_weight_conversion, model)
+        first_names = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
+        self._tensors = {name: t for name, t in model.state_dict(keep_vars=True).items() if first_names[id(t)] == name}
+
+    def parts(self, max_bytes: int) -> list[ParameterNames]:
+        """All weights in order, in parts of at most `max_bytes`; a larger weight is a part by itself."""
+        parts: list[ParameterNames] = []
+        room = 0
+        for name in self._tensors:
+            size = num_bytes(self.describe([name]))
+            if size > room:
+                parts.append([])
+                room = max_bytes
+            parts[-1].append(name)
+            room -= size
+        return parts
+
+    def describe(self, part: ParameterNames) -> list[TensorInfo]:
+        """Names, dtypes and shapes of what `bucket` returns, without gathering anything."""
+        shapes = {name: torch.empty(full_shape(self._tensors[name]), device="meta") for name in part}
+        infos: list[TensorInfo] = []
+        for name, shape in shapes.items():
+            dtype = str(self._dtype_of(self._tensors[name])).removeprefix("torch.")
+            infos += [(key, dtype, tuple(t.shape)) for key, t in self._convert({name: shape}).items()]
+        return infos
+
+    def bucket(self, part: ParameterNames, memory: HostBuffer | None) -> NDArray[np.uint8] | None:
+        """The bytes of a part's tensors back to back, in the order of `describe`, until `memory` is used again.
+
+        All ranks must call this together; those that do not want the result pass None, and get None.
+        """
+        if memory is None:
+            self._copy(part, None)
+            return None
+        sizes = _sizes(self.describe(part))
+        [bucket] = memory.slices([sum(sizes)])
+        self._copy(part, torch.split(bucket, sizes))
+        return bucket.numpy()
+
+    def copies(self, memory: HostBuffer | None, shard_bytes: int = SHARD_BYTES) -> list[dict[str, Tensor]]:
+        """All weights on the CPU, in shards; see `bucket` for `memory`."""
+        parts = self.parts(shard_bytes)
+        layouts = [[] if memory is None else self.describe(part) for part in parts]
+        slices = [] if memory is None else memory.slices(_sizes(chain(*layouts)))
+        shards: list[dict[str, Tensor]] = []
+        for part, layout in zip(parts, layouts, strict=True):
+            targets, slices = slices[: len(layout)], slices[len(layout) :]
+            self._copy(part, None if memory is None else targets)
+            named = zip(layout, targets, strict=True)
+            shards.append(
+                {name: target.view(getattr(torch, dtype)).view(shape) for (name, dtype, shape), target in named}
+            )
+        return shards
+
+    def _copy(self, part: ParameterNames, targets: Sequence[Tensor] | None) -> None:
+        """Copy the tensors of a part into `targets`, bytes in the order of `describe`; None: only help to gather it."""
+        tensors = [self._tensors[name] for name in part]
+        with self._gather(tensors):
+            if targets is not None:
+                values = (
+                    value
+                    for name, tensor in zip(part, tensors, strict=True)
+                    for value in self._convert({name: tensor.detach().to(self._dtype_of(tensor))}).values()
+                )
+                copy_bytes(zip(values, targets, strict=True))
+
+    def _dtype_of(self, tensor: Tensor) -> torch.dtype:
+        """Some models keep a few tensors in float32, such as the correction of a router, and their engines do too."""
+        return self._dtype if tensor.dtype == self._model.dtype else tensor.dtype
+
+
+def names_in(model: PreTrainedModel) -> Callable[[str], str]:
+    """Gives the name in the model of a tensor in the files that it is read from; they may have older names."""
+    names = dict.fromkeys(model.state_dict(keep_vars=True), True)
+    transforms: list[WeightTransform] = getattr(model, "_weight_conversions", None) or get_model_conversion_mapping(
+        model
+    )
+    converters = [each for each in transforms if isinstance(each, WeightConverter)]
+    renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
+    prefix = model.base_model_prefix
+    return lambda key: str(rename_source_key(key, renamings, converters, prefix, names)[0])
+
+
+def other_tensors(model: PreTrainedModel, source: Path) -> list[dict[str, Tensor]]:
+    """What the folder that a model came from has beside the model's weights, by file, as views of the files.
+
+    Such as a vision tower, where only the language model is trained: engines load the whole folder, and want it all.
+    """
+    names, name_of = model.state_dict(keep_vars=True).keys(), names_in(model)
+    others = []
+    for path in files_that_transformers_reads(source):
+        with safe_open(path, "pt") as file:
+            others.append({key: file.get_tensor(key) for key in file.keys() if name_of(key) not in names})  # noqa: SIM118
+    return [tensors for tensors in others if tensors]
+
+
+def files_that_transformers_reads(folder: Path) -> list[Path]:
+    """A folder may hold the same weights again, under the names of another library."""
+    if (index := folder / INDEX).exists():
+        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    return [path for path in [folder / "model.safetensors"] if path.exists()]
+
+
+def write_model(shards: Sequence[Mapping[str, Tensor]], folder: Path, source: Path, dtype: torch.dtype) -> None:
+    """Write `CheckpointWeights.copies` and `other_tensors` as a model folder that transformers and vLLM can load.
+
+    Config, tokenizer, chat template and generation config are copied from the folder `source` that the model came from.
+
+    Raises:
+        OSError: The disk is full or read-only.
+    """
+    index: dict[str, str] = {}
+    for number, tensors in enumerate(shards, start=1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
+        save_tensors(tensors, folder / file)
+        index |= dict.fromkeys(tensors, file)
+    if len(shards) > 1:
+        total = sum(tensor.nbytes for tensors in shards for tensor in tensors.values())
+        table = {"metadata": {"total_size": total}, "weight_map": index}
+        (folder / INDEX).write_text(json.dumps(table, indent=2))
+    copy_companions(source, folder, dtype)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a safetensors file.
+
+    Raises:
+        OSError: The disk is full or read-only.
+    """
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:  # it has no error number
+        full = shutil.disk_usage(path.parent).free < sum(tensor.nbytes for tensor in tensors.values())
+        number = errno.ENOSPC if full else errno.EIO
+        raise OSError(number, os.strerror(number)) from error
+    path.chmod(0o644)  # safetensors makes it 0600; an engine may run as another user
+
+
+def as_bytes(tensors: Sequence[Tensor]) -> NDArray[np.uint8]:
+    """The bytes of CPU tensors back to back, in the order of `describe`."""
+    buffer = np.empty(sum(tensor.nbytes for tensor in tensors), dtype=np.uint8)
+    start = 0
+    for tensor in tensors:
+        buffer[start : start + tensor.nbytes] = tensor.reshape(-1).view(torch.uint8).numpy()
+        start += tensor.nbytes
+    return buffer
+
+
+def copy_companions(source: Path, folder: Path, dtype: torch.dtype) -> None:
+    """Copy all files of a model folder but the weights; the config's dtype becomes that of the written weights."""
+    for file in source.iterdir():
+        if file.is_file() and not set(file.suffixes) & WEIGHT_FILES:
+            shutil.copyfile(file, folder / file.name)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for part in (config, config.get("text_config") or {}):
+        part.pop("torch_dtype", None)
+        part["dtype"] = str(dtype).removeprefix("torch.")
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _sizes(layout: Iterable[TensorInfo]) -> list[int]:
+    return [num_bytes([info]) for info in layout]

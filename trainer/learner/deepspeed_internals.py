@@ -1,0 +1,193 @@
+"""Every use of an undocumented part of DeepSpeed goes through this module.
+
+Each function names the upstream object that it uses, why it needs it, and what would make the function unnecessary.
+DeepSpeed is not imported here: it must be imported for a rank's device, and benchmarks of the model run without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+# -- import ------------------------------------------------------------------------------------------------------------
+
+
+def log_errors_only(deepspeed: Any) -> None:
+    """Keep DeepSpeed's warnings out of the logs: they are only about skipped updates, which StepReport has.
+
+    Uses: `deepspeed.utils.set_log_level_from_string`.
+    Why: DeepSpeed's logger has a level and a handler of its own.
+    Unnecessary once: DeepSpeed documents how to set the level.
+    """
+    deepspeed.utils.set_log_level_from_string("error")
+
+
+def build_no_operations(deepspeed: Any) -> None:
+    """Keep DeepSpeed from compiling operations, and from searching for compilers.
+
+    Uses: `deepspeed.ops.__compatible_ops__`, the table of operations that it may build.
+    Why: on CPUs DeepSpeed would compile a shared-memory all-reduce with g++ at first use (30 s, and an error without a
+    compiler); gloo does not need it. It also searches for compilers to fill the table.
+    Unnecessary once: a setting or an environment variable turns the compilation off.
+    """
+    deepspeed.ops.__compatible_ops__ = {}
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------
+
+
+def full_shape(tensor: Tensor) -> tuple[int, ...]:
+    """Return the shape of a tensor before it was partitioned.
+
+    Uses: `ds_shape` of a parameter.
+    Why: under ZeRO-3 a parameter is empty between its uses.
+    Unnecessary once: DeepSpeed documents how to read the shape without gathering the parameter.
+    """
+    return tuple(getattr(tensor, "ds_shape", tensor.shape))
+
+
+def full_size(parameter: Tensor) -> int:
+    """Return the number of elements of a parameter before it was partitioned.
+
+    Uses: `ds_numel` of a parameter.
+    Why, and until when: as `full_shape`.
+    """
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+def partition(init: Any, parameter: Any, device: torch.device) -> None:
+    """Keep this rank's part of a parameter, which all ranks have in full; a partitioned one stays as it is.
+
+    `init` is a `deepspeed.zero.Init`. The parameter is empty afterwards, on the device where DeepSpeed will gather it.
+
+    Uses: `Init._convert_to_deepspeed_param`, and `ds_id` and `partition` of a parameter.
+    Why: the documented way copies each parameter to the device and broadcasts it, though all ranks have it.
+    Unnecessary once: Init partitions a parameter when it is registered in its module.
+    """
+    if hasattr(parameter, "ds_id"):
+        return
+    init._convert_to_deepspeed_param(parameter)
+    parameter.partition()
+    parameter.data = parameter.data.to(device)
+
+
+# -- optimizer ---------------------------------------------------------------------------------------------------------
+
+
+class ClippedAdamW(torch.optim.AdamW):
+    """AdamW that clips gradients to `max_norm` and skips steps with a non-finite gradient, for ZeRO stage 0.
+
+    Uses: `overflow` and `_global_grad_norm`, which DeepSpeed's engine reads from its optimizer.
+    Why: DeepSpeed's own optimizers, which clip and skip, are those of ZeRO stages 1 to 3 only.
+    Unnecessary once: DeepSpeed clips and skips at stage 0 in float32, too.
+    """
+
+    overflow = False
+    _global_grad_norm = 0.0
+
+    def __init__(self, parameters: list[nn.Parameter], max_norm: float, **options: Any) -> None:
+        super().__init__(parameters, **options)
+        self._max_norm = max_norm
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self._max_norm)
+        self._global_grad_norm = float(norm)
+        self.overflow = not bool(norm.isfinite())
+        if not self.overflow:
+            super().step()
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """`size` elements of a parameter from `start` on, which are at `offset` of `held`, a tensor that Adam updates."""
+
+    name: str
+    start: int
+    size: int
+    held: Tensor
+    offset: int
+
+    def of(self, flat: Tensor) -> Tensor:
+        """This fragment of `held` or of one of its moments: [size]."""
+        return flat.detach().view(-1).narrow(0, self.offset, self.size)
+
+
+def fragments(engine: Any, stage: int) -> Iterator[Fragment]:
+    """Yield the fragments that this rank updates.
+
+    Uses: at stages 1 and 2 `_hp_mapping` of a parameter, at stage 3 `grad_position`, `get_param_id` and
+    `fp32_partitioned_groups_flat` of the optimizer.
+    Why: DeepSpeed's checkpoints are pickled, and a program must convert them for another number of ranks or stage.
+    Unnecessary once: DeepSpeed documents where the state of a parameter is, for every stage.
+    """
+    optimizer = engine.optimizer
+    for name, parameter in _trained(engine):
+        if stage == 0:
+            yield Fragment(name, 0, parameter.numel(), parameter, 0)
+        elif stage == 3:
+            group, offset, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
+            start = dist.get_rank() * size
+            size = min(size, full_size(parameter) - start)  # the rest is padding
+            if size > 0:
+                yield Fragment(name, start, size, optimizer.fp32_partitioned_groups_flat[group], offset)
+        elif (mapping := parameter._hp_mapping) is not None:
+            held = optimizer.param_groups[mapping.param_group_index]["params"][0]
+            start, at = mapping.lp_fragment_address.start, mapping.hp_fragment_address
+            yield Fragment(name, start, at.numel, held, at.start)
+
+
+def trained_sizes(engine: Any) -> dict[str, int]:
+    """Return the full number of elements of each trained parameter, by name.
+
+    Uses, why and until when: as `full_size`.
+    """
+    return {name: full_size(parameter) for name, parameter in _trained(engine)}
+
+
+def _trained(engine: Any) -> Iterator[tuple[str, Any]]:
+    return ((name, p) for name, p in engine.module.named_parameters() if p.requires_grad)
+
+
+def adam_state(engine: Any) -> Any:
+    """Return the state of Adam: its moments by the tensor that they belong to, `held` of a fragment.
+
+    Uses: `DeepSpeedEngine.basic_optimizer`.
+    Why: the optimizers of ZeRO wrap ours, and do not give all of its state.
+    Unnecessary once: `fragments` is.
+    """
+    return engine.basic_optimizer.state
+
+
+def begin_state_update(engine: Any, stage: int) -> None:
+    """Prepare the optimizer for new contents of its fragments.
+
+    Uses: `checkpoint_event_prologue` of the optimizer of stage 3.
+    Why: small parameters are whole on all ranks between updates.
+    Unnecessary once: `fragments` is.
+    """
+    if stage == 3:
+        engine.optimizer.checkpoint_event_prologue()
+
+
+def finish_state_update(engine: Any, stage: int) -> None:
+    """Copy the weights of the fragments to those that the model computes with, as DeepSpeed does after an update.
+
+    Uses: `update_lp_params` of the optimizer at stages 1 and 2; `fp16_partitioned_groups_flat`,
+    `fp32_partitioned_groups_flat` and `checkpoint_event_epilogue` at stage 3.
+    Why: DeepSpeed copies them in a step only, and a checkpoint of ours is loaded without one.
+    Unnecessary once: `fragments` is.
+    """
+    optimizer = engine.optimizer
+    if stage in (1, 2):
+        optimizer.update_lp_params()
+    elif stage == 3:
+        flat = zip(optimizer.fp16_partitioned_groups_flat, optimizer.fp32_partitioned_groups_flat, strict=True)
+        for model, held in flat:
+            model.data.copy_(held.data)
+        optimizer.checkpoint_event_epilogue()

@@ -1,0 +1,144 @@
+"""Process groups: that of the ranks under DeepSpeed, and that which broadcasts weights from rank 0 to all engines."""
+
+from __future__ import annotations
+
+import os
+import socket
+import warnings
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from transformers.utils.logging import disable_progress_bar
+
+from agent_rft.trainer.learner.deepspeed_internals import build_no_operations, log_errors_only
+
+
+def join(on_gpu: bool, timeout_s: float, rank: int, world_size: int, address: str | None) -> Any:
+    """Connect to the other ranks; returns the module deepspeed, imported for this device, with its logs silenced."""
+    host, port = (address or f"127.0.0.1:{free_port()}").rsplit(":", 1)
+    os.environ |= {
+        "DS_ACCELERATOR": "cuda" if on_gpu else "cpu",
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",  # each rank sees only its own GPU, set by Ray
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+    }
+    import deepspeed
+
+    log_errors_only(deepspeed)
+    # Under ZeRO-3, DeepSpeed 0.19 calls two collectives in every pass by names that torch 2.13 deprecates.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    disable_progress_bar()
+    build_no_operations(deepspeed)
+    backend, timeout = "nccl" if on_gpu else "gloo", timedelta(seconds=timeout_s)
+    if host.startswith("127.") and not dist.is_initialized():
+        _meet(backend, timeout, host, int(port), rank, world_size)
+    deepspeed.init_distributed(
+        dist_backend=backend, auto_mpi_discovery=False, timeout=timeout, rank=rank, world_size=world_size
+    )
+    return deepspeed
+
+
+def _meet(backend: str, timeout: timedelta, host: str, port: int, rank: int, world_size: int) -> None:
+    dist.init_process_group(
+        backend,
+        store=meeting_store(host, port, rank, world_size, timeout),
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+        device_id=torch.device("cuda", 0) if backend == "nccl" and world_size > 1 else None,  # as DeepSpeed does
+    )
+
+
+def meeting_store(host: str, port: int, rank: int, world_size: int, timeout: timedelta) -> Any:
+    """The store by which the members of a group meet; rank 0 serves it.
+
+    Locally it listens at a socket of ours, since torch's own would listen on all addresses.
+    """
+    listener = loopback_socket(host, port) if rank == 0 else None
+    return dist.TCPStore(  # type: ignore[attr-defined]  # public, but torch's stubs do not say so
+        host,
+        port,
+        world_size,
+        is_master=rank == 0,
+        timeout=timeout,
+        multi_tenant=True,
+        master_listen_fd=None if listener is None else listener.detach(),
+    )
+
+
+# -- ports -------------------------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def loopback_socket(host: str, port: int) -> socket.socket | None:
+    """A socket that listens at `host`, for a server that would listen on all addresses; None for other machines' too.
+
+    On a cluster, the address by which Ray knows a node may not be one of its own.
+    """
+    return socket.create_server((host, port)) if host.startswith("127.") else None
+
+
+# -- broadcast ---------------------------------------------------------------------------------------------------------
+
+
+TIMEOUT_S = 120.0
+"""Timeout to form the group, and of one bucket. Exceeding it means that a member is lost: gloo raises an error, NCCL
+ends the process."""
+SENDER = 0
+
+
+class Broadcast:
+    """Member `rank` of a group of `size` processes."""
+
+    def __init__(self, address: str, rank: int, size: int, device: torch.device) -> None:
+        """Join the group; returns when all members have joined.
+
+        `address` is the host:port of a free port at the sender.
+        """
+        host, port = address.rsplit(":", 1)
+        self._device = device
+        timeout = timedelta(seconds=TIMEOUT_S)
+        store = meeting_store(host, int(port), rank, size, timeout)
+        self._group: Any
+        if device.type == "cuda":
+            options = dist.ProcessGroupNCCL.Options()  # type: ignore[attr-defined]  # as in `meeting_store`
+            options._timeout = timeout
+            self._group = dist.ProcessGroupNCCL(store, rank, size, options)  # type: ignore[attr-defined]
+        else:
+            self._group = dist.ProcessGroupGloo(store, rank, size, timeout)  # type: ignore[attr-defined]
+        self._from_sender = dist.BroadcastOptions()  # type: ignore[attr-defined]
+        self._from_sender.rootRank = SENDER
+
+    def send(self, data: Tensor) -> None:
+        """Send bytes (uint8, on any device) to all other members; returns when the tensor may be changed.
+
+        Raises:
+            RuntimeError: a member is lost.
+        """
+        self._transfer(data.to(self._device))
+
+    def receive(self, num_bytes: int) -> Tensor:
+        """The bytes that the sender sends, on this member's device; raises like `send`."""
+        data = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        self._transfer(data)
+        return data
+
+    def _transfer(self, data: Tensor) -> None:
+        self._group.broadcast([data], self._from_sender).wait()
+        if self._device.type == "cuda":  # there, `wait` only orders the work in the stream
+            torch.cuda.synchronize(self._device)
+
+    def close(self) -> None:
+        """Leave the group; the other members see this one as lost."""
+        self._group.shutdown()
+        del self._group  # gloo closes its connections only then

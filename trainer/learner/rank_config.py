@@ -1,0 +1,107 @@
+"""The configuration of a learner rank, and the DeepSpeed engine that follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from agent_rft.chat.model_files import ModelFiles
+from agent_rft.errors import UserError
+from agent_rft.spec.job import AlgorithmSpec, Schedule
+from agent_rft.spec.model_options import LoraSpec
+from agent_rft.spec.offload import Offload
+from agent_rft.trainer.learner.deepspeed_internals import ClippedAdamW, full_size
+from agent_rft.trainer.learner.sizes import BUCKET_ELEMENTS, ranks_stage
+from agent_rft.trainer.model.policy import Policy
+
+GRADIENT_NORM = 1.0
+BETAS = (0.9, 0.95)
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerConfig:
+    """The configuration of a rank.
+
+    `model` is a local folder; with `lora`, that of an adapter too, whose training goes on. `steps` is the number of
+    `step` calls in the whole job, for the learning rate schedule; `warm_up_steps` of them are its warm-up, None: 3 %.
+    `algorithm` includes the sampling temperature.
+    `collective_timeout_s` bounds each call of all ranks but a long step, whose limit follows from its tokens and the
+    steps before; `assumed_token_s` is the plan's time per token, 0: unknown. `files` are written beside those of the
+    start model; None: only those. `end_token_ids` end a turn in the engine, and so in the masks of constrained
+    decoding; none: the tokenizer's own end token. `offload` says what is kept in the node's memory instead of the
+    GPU's. A new adapter is drawn from `seed`.
+    """
+
+    model: Path
+    steps: int
+    learning_rate: float
+    lr_schedule: Schedule = "constant"
+    warm_up_steps: int | None = None
+    algorithm: AlgorithmSpec = field(default_factory=AlgorithmSpec)
+    method: Literal["reinforcement", "supervised"] = "reinforcement"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    zero_stage: int = 0
+    micro_batch_tokens: int = 8192
+    rank_cores: int = 1
+    on_gpu: bool = False
+    collective_timeout_s: float = 1800.0
+    assumed_token_s: float = 0.0
+    files: ModelFiles | None = None
+    end_token_ids: tuple[int, ...] = ()
+    offload: Offload = "none"
+    lora: LoraSpec | None = None
+    seed: int = 0
+
+    @property
+    def stage(self) -> int:
+        return ranks_stage(self.dtype == "bfloat16", self.zero_stage, self.offload != "none")
+
+
+def start_engine(config: LearnerConfig, policy: Policy, deepspeed: Any) -> Any:
+    """Return the DeepSpeed engine that trains `policy`; all ranks must call this together.
+
+    Raises:
+        UserError: ZeRO stage 3 does not support the model.
+    """
+    stage, trained = config.stage, [p for p in policy.parameters() if p.requires_grad]
+    zero: dict[str, Any] = {
+        "stage": stage,
+        "overlap_comm": stage >= 2 and config.on_gpu,
+        "reduce_bucket_size": min(BUCKET_ELEMENTS, sum(map(full_size, trained))),
+    }
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "managed_gradient_accumulation": False,  # step() ends an update, whatever the number of micro-batches
+        "gradient_clipping": GRADIENT_NORM if stage > 0 else 0.0,
+        "bf16": {"enabled": config.dtype == "bfloat16"},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": "fp32",
+        "zero_optimization": zero,
+        "steps_per_print": None,
+    }
+    if config.offload != "none":
+        settings["zero_force_ds_cpu_optimizer"] = False  # its own Adam needs a compiler; torch's is fused, too
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": config.on_gpu}
+    if stage == 3:
+        refuse_partitions(policy)
+        # Weights are partitioned since they were read; here those follow that were not in the files.
+        deepspeed.zero.Init(module=policy, config_dict_or_path=settings, dtype=getattr(torch, config.dtype))
+    options: dict[str, Any] = {"lr": 0.0, "betas": BETAS, "weight_decay": 0.0, "fused": True}
+    optimizer = torch.optim.AdamW(trained, **options) if stage > 0 else ClippedAdamW(trained, GRADIENT_NORM, **options)
+    engine, *_ = deepspeed.initialize(model=policy, optimizer=optimizer, config=settings)
+    engine.train()
+    return engine
+
+
+def refuse_partitions(policy: Policy) -> None:
+    """Refuse ZeRO stage 3 for layers that run per sequence: ranks would gather their weights differently often.
+
+    Raises:
+        UserError: The policy has such layers.
+    """
+    if policy.mixers:
+        what = f"ZeRO stage 3 does not train {type(policy.mixers[0]).__name__}, which runs per sequence"
+        raise UserError(f"{what}; set cluster.zero_stage to 2")

@@ -1,0 +1,108 @@
+"""The model that training starts from: the whole of it, or a base and an adapter, new or trained before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from agent_rft.spec.model_options import LoraSpec
+from agent_rft.trainer.learner.adapter import AdapterConfig, AdapterFolder, write_adapter
+from agent_rft.trainer.learner.checkpoint_weights import copy_companions, other_tensors, write_model
+from agent_rft.trainer.learner.deepspeed_internals import partition
+from agent_rft.trainer.model.lora import add_adapter, targets_of
+from agent_rft.trainer.model.policy import Policy, load_policy
+
+ONE_BY_ONE = "HF_DEACTIVATE_ASYNC_LOAD"
+"""Transformers' variable: without it, its threads hold tensors of another dtype or layout before they are wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartModel:
+    """The model in `folder`, of which `lora` (None: all) is trained; an `adapter` that is there goes on."""
+
+    folder: Path
+    dtype: torch.dtype
+    lora: LoraSpec | None
+    adapter: AdapterFolder | None
+
+    @classmethod
+    def of(cls, folder: Path, dtype: torch.dtype, lora: LoraSpec | None) -> StartModel:
+        """Find out what is in a folder.
+
+        Raises:
+            UserError: It is an adapter of another shape than `lora`.
+        """
+        adapter = AdapterFolder.read(folder)
+        if adapter is not None:
+            adapter.refuse_unless(lora)
+        return cls(folder, dtype, lora, adapter)
+
+    @property
+    def base(self) -> Path:
+        return self.folder if self.adapter is None else self.adapter.base
+
+    @property
+    def trained(self) -> str:
+        """What is trained, in words: two of different words cannot go on with each other's state."""
+        return "all weights" if self.lora is None else f"LoRA of {self.lora}"
+
+    def load(
+        self, temperature: float, seed: int, reading: AbstractContextManager[object], *, keeps_start: bool
+    ) -> Policy:
+        """The policy, whose weights are read inside `reading`; with LoRA and `keeps_start` it computes `as_start` too.
+
+        Raises:
+            UserError: The learner cannot train this model, or an adapter does not fit it.
+        """
+        with reading:
+            policy = load_policy(self.base, self.dtype, temperature)
+        if self.lora is not None:
+            start = None if self.adapter is None else self.adapter.tensors()
+            add_adapter(policy, self.lora, seed, start, keeps_start=keeps_start)
+        return policy
+
+    def write(self, policy: Policy, shards: Sequence[Mapping[str, Tensor]], folder: Path) -> None:
+        """Write `CheckpointWeights.copies` as a folder that transformers and vLLM can load.
+
+        Raises:
+            OSError: The disk is full or read-only.
+        """
+        if self.lora is None:
+            write_model([*shards, *other_tensors(policy.model, self.folder)], folder, self.folder, self.dtype)
+            return
+        copy_companions(self.folder, folder, self.dtype)
+        shape = AdapterConfig(self.lora.rank, self.lora.alpha, targets_of(policy, self.lora))
+        tensors = {name: tensor for shard in shards for name, tensor in shard.items()}
+        write_adapter(folder, tensors, shape.config(str(self.base.absolute())))
+
+
+@contextmanager
+def sharded(deepspeed: Any, dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+    """While it is open, weights that transformers reads are partitioned for ZeRO 3, each before the next is read.
+
+    Transformers gives a model each weight as it has to be: renamed, converted and merged, and of those that are saved
+    as they are only views of the file. So the pages that are read are those of this rank's part. DeepSpeed's own way
+    would copy each weight to the device and broadcast it, though all ranks have the same files.
+    """
+    init = deepspeed.zero.Init(dtype=dtype)
+
+    def partition_if_read(module: nn.Module, name: str, parameter: Any) -> None:
+        # Transformers' mark of a weight that was read. A tied one is registered twice, the second time partitioned.
+        if getattr(parameter, "_is_hf_initialized", False):
+            partition(init, parameter, device)
+
+    hook = register_module_parameter_registration_hook(partition_if_read)
+    os.environ[ONE_BY_ONE] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[ONE_BY_ONE]
+        hook.remove()
