@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.support.own_modules import OURS, write_own_modules
 from tests.support.paths import ROOT
@@ -148,6 +150,38 @@ def test_the_lines_that_init_prints_work(installed: Installed, tmp_path: Path) -
         checked = installed.run("cd shop && agent-rft check job.yaml", tmp_path)
     assert "the job is ready to train" in checked
     assert "Triton" not in checked, "libraries' warnings would hide the job's"
+
+
+GRADER = """
+from agent_rft import run_untrusted
+
+def grade(sample, item):
+    return float(run_untrusted("print(6 * 7)").stdout == "42\\n")
+"""
+
+
+def test_a_python_grader_and_the_server_work(installed: Installed, tmp_path: Path) -> None:
+    """Both start programs of the package by their paths: a sandbox, and the processes of Ray."""
+    server, _ = next_steps(installed, tmp_path)
+    job = yaml.safe_load((tmp_path / "shop" / "job.yaml").read_text())
+    job["method"]["reinforcement"]["grader"] = {"type": "python", "source": GRADER, "range": [0, 1]}
+    (tmp_path / "shop" / "python.yaml").write_text(yaml.safe_dump(job))
+    with installed.serving(server, tmp_path):
+        checked = installed.run("cd shop && agent-rft check python.yaml", tmp_path)
+    assert "the job is ready to train" in checked
+    log = tmp_path / "server.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            ["agent-rft", "serve", "--port", "0"], executable=installed.folder / "bin" / "agent-rft", cwd=tmp_path,
+            env=installed.environment, stdout=file, stderr=file,
+        )  # fmt: skip
+        try:
+            while "serving at" not in log.read_text():
+                assert process.poll() is None, log.read_text()
+                time.sleep(0.5)
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0, log.read_text()
 
 
 @pytest.mark.nightly
