@@ -400,7 +400,7 @@ class AccessHistory:
 
     @property
     def num_answers(self) -> int:
-        """How many of the latest answers are recorded."""
+        """The number of latest answers that are recorded."""
         return len(self._forbidden)
 
     @property

@@ -23,7 +23,7 @@ from agent_rft.trainer.learner.adapter import AdapterConfig, AdapterFolder
 
 
 def executor_of(gpus: int) -> str:
-    """How vLLM runs an engine's workers.
+    """The way in which vLLM runs an engine's workers.
 
     With several GPUs vLLM would choose Ray by default, because the engine's actor is in a placement group, and would
     wait forever for GPUs in it: this actor has them all.

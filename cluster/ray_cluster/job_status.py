@@ -7,7 +7,6 @@ cannot be written is dropped.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,7 +16,7 @@ from ray.exceptions import RayError
 from ray.job_submission import JobStatus
 
 from agent_rft.cluster.planning.plan import StopTime
-from agent_rft.cluster.ray_cluster.ray_internals import job_status_client
+from agent_rft.cluster.ray_cluster.ray_internals import job_status_client, submitted_job
 from agent_rft.cluster.records.redact import plain
 from agent_rft.errors import InvalidJob, MadeBefore
 from agent_rft.events import PhaseBegan, StepDone
@@ -40,8 +39,7 @@ PASSING = {"tool_failed", "grader_failed", "session_failed", "no_free_resources"
 
 def submission_id(environment: Mapping[str, str] = os.environ) -> str | None:
     """The submission id of the Ray job whose entry point this process is; None outside a Ray job."""
-    config = json.loads(environment.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
-    found: str | None = config.get("metadata", {}).get("job_submission_id")
+    found: str | None = submitted_job(environment).get("metadata", {}).get("job_submission_id")
     return found
 
 

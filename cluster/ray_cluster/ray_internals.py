@@ -6,6 +6,7 @@ What `import ray` has not loaded is imported inside the functions.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -220,6 +221,17 @@ def ray_command() -> Sequence[str]:
     Unnecessary once: `python -m ray` works.
     """
     return sys.executable, "-P", "-m", "ray.scripts.scripts"
+
+
+def submitted_job(environment: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return the configuration of the Ray job whose entry point this process is; empty outside a Ray job.
+
+    Uses: the environment variable RAY_JOB_CONFIG_JSON_ENV_VAR.
+    Why: `ray.get_runtime_context` has neither the submission id nor the runtime environment before `ray.init`.
+    Unnecessary once: Ray documents how an entry point finds its job.
+    """
+    found: dict[str, Any] = json.loads(environment.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
+    return found
 
 
 def read_node_programs() -> None:

@@ -27,7 +27,12 @@ from agent_rft.actors.runtime.telemetry.temporary import short_temporary_folder
 from agent_rft.cluster.planning.nodes import Node
 from agent_rft.cluster.ray_cluster.live_nodes import live_nodes
 from agent_rft.cluster.ray_cluster.loopback import keep_token_private, loopback_variables, on_the_loopback
-from agent_rft.cluster.ray_cluster.ray_internals import leave_out_driver_path, ray_command, silence_other_processes
+from agent_rft.cluster.ray_cluster.ray_internals import (
+    leave_out_driver_path,
+    ray_command,
+    silence_other_processes,
+    submitted_job,
+)
 from agent_rft.errors import InvalidJob, Problem, RftError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -114,8 +119,7 @@ def worker_environment(environment: Mapping[str, str] = os.environ) -> dict[str,
     In a job of `ray job submit --working-dir`, workers would search that folder first. The hook runs before they import
     anything of ours. Elsewhere they do not search the working directory (`job_config`).
     """
-    submitted = json.loads(environment.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
-    if "working_dir" not in (submitted.get("runtime_env") or {}):
+    if "working_dir" not in (submitted_job(environment).get("runtime_env") or {}):
         return None
     return {"worker_process_setup_hook": "agent_rft.__main__.leave_out_working_directory"}
 

@@ -30,11 +30,11 @@ from agent_rft.trainer.learner.layout import Layout, Loaded
 
 TICK_S = 5.0
 LEASE_TICKS = 12
-"""How long a job may be silent: a minute."""
+"""Ticks for which a job may be silent: a minute."""
 IDLE_TICKS = 12
-"""How long an engine stays without a job: a minute."""
+"""Ticks for which an engine stays without a job: a minute."""
 START_TICKS = 72
-"""How long an engine stays for a job that waits for the rest of its resources: six minutes."""
+"""Ticks for which an engine stays for a job that waits for the rest of its resources: six minutes."""
 
 
 class Leases:
