@@ -45,9 +45,10 @@ FAULTS = Plan(
     seed=2,
     endpoints={
         **dict.fromkeys(TOOLS, Faults(Latency(0.02, 0.3), {"503": 0.05, "500": 0.05, "drop": 0.02, "404": 0.02})),
-        "grade": Faults(shares={"500": 0.04}, sticky=True),
+        "grade": Faults(shares={"500": 0.15}, sticky=True),
     },
 )
+"""Faults follow ids, which differ in each run. Of 70 graded rollouts, one fails in all but a run of 80,000."""
 ELSEWHERE = {"judge_tokens/<model>", "integration_failures/<integration>", "metric_source_errors/<error>"}
 """These jobs have no judges, no trackers and no broken source of metrics: unit tests cover them."""
 WITHOUT_A_GPU = {"GPU usage", "GPU memory in use", "GPU power"}
@@ -347,7 +348,7 @@ def test_metrics_agree_with_what_happened(observed: Observed, faulty: FaultyLedg
     assert 0 < sum(last('sum(agent_rft_endpoint_calls_total{endpoint=~"tool.*"})').values()) <= answered
     ended = last("sum by (outcome) (agent_rft_rollouts_total)")
     assert ended["graded"] > 0
-    assert ended["tool_failed"] + ended["grader_failed"] > 0
+    assert ended.get("tool_failed", 0) + ended.get("grader_failed", 0) > 0
     assert sum(ended.values()) == sum(
         last("agent_rft_rollouts_started_total").values()
     )  # the last scrape came after the jobs' end
