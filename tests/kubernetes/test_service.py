@@ -118,6 +118,36 @@ def test_the_manuals_commands_reach_the_api(api: Api) -> None:
     assert "gpt-5 " in output
 
 
+def test_jobs_are_submitted_by_hand_to_the_manual_cluster(api: Api) -> None:
+    """Runs before the API's first job: idle workers of the API keep the room of two nodes for 300 s."""
+    cluster = api.cluster
+    cluster.get(RayCluster, MANUAL).patch({"spec": {"suspend": False}})
+    with cluster.timed("`ray job submit` to the manual RayCluster, with the start of its pods"):
+        head = cluster.until("its head", lambda: cluster.head(MANUAL), START_S)
+        cluster.until("its workers", lambda: workers(cluster), START_S)
+        folder = "/var/lib/agent-rft/manual"
+        rows = (LEDGER / "data" / "train.jsonl").read_text().splitlines(keepends=True)[:8]
+        cluster.run(head, "mkdir", "-p", folder)
+        for name, text in {"job.yaml": short_job(cluster, folder), "train.jsonl": "".join(rows)}.items():
+            cluster.run(head, "sh", "-c", 'printf %s "$1" > "$2"', "sh", text, f"{folder}/{name}")
+        output = cluster.run(
+            head,
+            "ray",
+            "job",
+            "submit",
+            "--",
+            "agent-rft",
+            "train",
+            f"{folder}/job.yaml",
+            "--run-folder",
+            f"{folder}/run",
+        )
+    assert "succeeded" in output
+    with cluster.timed("the end of the pods of a suspended cluster without a run"):
+        cluster.get(RayCluster, MANUAL).patch({"spec": {"suspend": True}})
+        cluster.until("its pods are gone", lambda: not cluster.pods(cluster=MANUAL), 200)
+
+
 def test_an_api_job_gets_its_pods_and_the_tuned_model_answers(api: Api) -> None:
     current = api.cluster.cluster_of_service()
     assert not api.cluster.pods(cluster=current, group="learner")
@@ -182,35 +212,6 @@ def test_python_graders_run_in_pods_of_their_own_which_nobody_can_enter(api: Api
         job = api.create_job(PYTHON | {"name": "code"}, rows=16)
         ended = cluster.until("the job's end", lambda: api.ended(job), START_S)
     assert ended.status == "succeeded", ended.error
-
-
-def test_jobs_are_submitted_by_hand_to_the_manual_cluster(api: Api) -> None:
-    cluster = api.cluster
-    cluster.get(RayCluster, MANUAL).patch({"spec": {"suspend": False}})
-    with cluster.timed("`ray job submit` to the manual RayCluster, with the start of its pods"):
-        head = cluster.until("its head", lambda: cluster.head(MANUAL), START_S)
-        cluster.until("its workers", lambda: workers(cluster), START_S)
-        folder = "/var/lib/agent-rft/manual"
-        rows = (LEDGER / "data" / "train.jsonl").read_text().splitlines(keepends=True)[:8]
-        cluster.run(head, "mkdir", "-p", folder)
-        for name, text in {"job.yaml": short_job(cluster, folder), "train.jsonl": "".join(rows)}.items():
-            cluster.run(head, "sh", "-c", 'printf %s "$1" > "$2"', "sh", text, f"{folder}/{name}")
-        output = cluster.run(
-            head,
-            "ray",
-            "job",
-            "submit",
-            "--",
-            "agent-rft",
-            "train",
-            f"{folder}/job.yaml",
-            "--run-folder",
-            f"{folder}/run",
-        )
-    assert "succeeded" in output
-    with cluster.timed("the end of the pods of a suspended cluster without a run"):
-        cluster.get(RayCluster, MANUAL).patch({"spec": {"suspend": True}})
-        cluster.until("its pods are gone", lambda: not cluster.pods(cluster=MANUAL), 200)
 
 
 def workers(cluster: Cluster) -> list[Any]:
