@@ -30,6 +30,7 @@ RUN = "/var/lib/agent-rft/runs/job"
 EPOCHS = 8
 """The RayJob's epochs, of 15 steps each: enough for all that happens to it."""
 POLL_S = 1.0
+READ_S = 300  # a head is not ready for a while after its node or the API server was away
 VARIABLES = ("CUT", "JOIN", "STOP_API", "START_API", "PUBLIC_ADDRESS")
 NOT_YET = (
     kr8s.ServerError,
@@ -287,11 +288,14 @@ class Cluster:
 
     def lines(self, name: str) -> list[Object]:
         """The complete lines of a JSON Lines file in the RayJob's run folder, read through the service's head."""
-        head = self.head(self.cluster_of_service())
-        if head is None:
-            return []
-        text = self.run(head, "cat", f"{RUN}/{name}", check=False)
-        return [json.loads(line) for line in text.split("\n")[:-1] if line.startswith("{")]
+        path = f"{RUN}/{name}"
+
+        def read() -> list[str] | None:
+            head = self.head(self.cluster_of_service())
+            return head and [self.run(head, "sh", "-c", f"test ! -e {path} || cat {path}")]
+
+        (text,) = self.until(f"the service's head reads {name}", read, READ_S)
+        return [json.loads(line) for line in text.split("\n")[:-1]]
 
     def run_events(self) -> list[RunEvent]:
         """The RayJob's events so far."""
