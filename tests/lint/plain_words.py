@@ -99,7 +99,13 @@ PHRASES: list[tuple[str, str]] = [
     ),
 ]
 
-TEXT_FILES = (".md", ".yaml", ".yml", ".toml", ".html", "Makefile", "Dockerfile", ".ci/run")
+OPENINGS = re.compile(
+    r"(?:What|How|Where|Which|Who|Whose|Those|That|Of|Such|So|Also|Not|In it|In which|As it|Nothing|Kept|Said)\b"
+)
+"""First words of half a sentence; english.md's first rule."""
+OTHER_FOLDERS = ("tests/", "docs/", "benchmarks/", "examples/", "requirements/")
+"""Folders whose docstrings are not checked for their opening: they are not the product."""
+TEXT_FILES = (".md", ".yaml", ".yml", ".toml", ".html", ".svelte", ".ts", "Makefile", "Dockerfile", ".ci/run")
 EXEMPT = ("tests/lint/plain_words.py", "tests/unit/lint/test_plain_words.py")
 """Files that name the phrases."""
 
@@ -137,8 +143,21 @@ def main() -> int:
 
 def hits(name: str, source: str) -> list[Hit]:
     """The phrases in a file, by line. `name` decides whether it is read as Python."""
-    texts = [*_strings(source), *_comments(source)] if name.endswith(".py") else [Text.of(source, 1)]
-    return sorted(hit for text in texts for hit in _hits_of(text))
+    if not name.endswith(".py"):
+        return sorted(_hits_of(Text.of(source, 1)))
+    found = [hit for text in (*_strings(source), *_comments(source)) for hit in _hits_of(text)]
+    if not name.startswith(OTHER_FOLDERS):
+        found += _openings(source)
+    return sorted(found)
+
+
+def _openings(source: str) -> Iterator[Hit]:
+    """Docstrings, those of attributes included, that open with half a sentence."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                if found := OPENINGS.match(text.lstrip()):
+                    yield Hit(node.lineno, found.group(), "the noun that it is, or the verb that it does")
 
 
 def _hits_of(text: Text) -> Iterator[Hit]:

@@ -56,3 +56,21 @@ def test_reads_other_files_whole_also_across_commented_lines(name: str) -> None:
 )
 def test_leaves_plain_english_alone(plain: str) -> None:
     assert hits("guide.md", plain) == []
+
+
+ATTRIBUTE = '''\
+class Engine:
+    """Per-job state of an engine."""
+
+    version: int
+    """What it has loaded."""
+
+    def load(self) -> None:
+        """How the weights are loaded."""
+        print("What now?")
+'''
+
+
+def test_docstrings_of_the_product_do_not_open_with_half_a_sentence() -> None:
+    assert [(hit.line, hit.phrase) for hit in hits("serve/engine.py", ATTRIBUTE)] == [(5, "What"), (8, "How")]
+    assert hits("tests/test_engine.py", ATTRIBUTE) == []
