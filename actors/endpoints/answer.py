@@ -1,4 +1,4 @@
-"""An endpoint's HTTP response, and how it is parsed and shown."""
+"""HTTP responses of endpoints: parsing, and formatting for messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class ErrorInfo(NamedTuple):
-    """An error in the form of OpenAI's API, `{"error": {"message", "type", "code", "param"}}`; absent texts are ""."""
+    """An error in OpenAI's format, `{"error": {"message", "type", "code", "param"}}`; missing fields are ""."""
 
     message: str = ""
     type: str = ""
@@ -28,11 +28,11 @@ class ErrorInfo(NamedTuple):
 
 
 class HttpAnswer(NamedTuple):
-    """The response of a call's last attempt.
+    """The response to a call's last attempt.
 
-    `latency_s` is that of this attempt alone; `retries` counts the failed attempts before it, without those that asked
-    us to wait; `truncated` says that `body` holds only the first MAX_BODY_BYTES; `sent_bytes` is the size of the
-    request's body.
+    `latency_s` is the latency of this attempt alone. `retries` counts the failed attempts before it, without answers
+    that asked us to wait. `truncated` means that `body` holds only the first MAX_BODY_BYTES. `sent_bytes` is the size
+    of the request body.
     """
 
     status: int
@@ -51,10 +51,10 @@ class HttpAnswer(NamedTuple):
         return self.body.decode(errors="replace")
 
     def json(self) -> Any:
-        """The body as JSON.
+        """Parse the body as JSON.
 
         Raises:
-            ValueError: it is not valid JSON.
+            ValueError: The body is not valid JSON.
         """
         try:
             return json.loads(self.body)
@@ -63,7 +63,7 @@ class HttpAnswer(NamedTuple):
 
     @property
     def json_object(self) -> dict[str, Any] | None:
-        """The JSON object in the body; None if the body is truncated or something else."""
+        """The JSON object in the body; None if the body is truncated or is not a JSON object."""
         try:
             body = None if self.truncated else self.json()
         except ValueError:
@@ -72,7 +72,7 @@ class HttpAnswer(NamedTuple):
 
     @property
     def error(self) -> ErrorInfo:
-        """The error in the body, as far as it has one."""
+        """The error in the body; its fields are empty if the body contains no error."""
         error = (self.json_object or {}).get("error")
         if not isinstance(error, dict):
             return ErrorInfo()
@@ -80,7 +80,7 @@ class HttpAnswer(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why the endpoint gave no other answer, in its own words; may contain secrets and control characters."""
+        """The endpoint's error message, else the body; may contain secrets and control characters."""
         error = self.error
         if not error.message:
             return self.text
@@ -88,20 +88,20 @@ class HttpAnswer(NamedTuple):
 
     @property
     def has_no_credit(self) -> bool:
-        """Whether the endpoint refuses because an account has no credit left.
+        """Whether the endpoint refuses the request because an account has no credit left.
 
-        The code and type of the error decide; only a body without them is searched for words. A message of OpenAI about
-        a rate limit names its billing page, too.
+        Decided by the error's code and type. The text is searched only if both are missing, because OpenAI's messages
+        about rate limits mention the billing page too.
         """
         if self.status not in (401, 403, 429):
             return self.status == 402
         error = self.error
-        said = f"{error.code} {error.type}" if error.code or error.type else self.text
-        return "insufficient_quota" in said or "billing" in said.lower()
+        text = f"{error.code} {error.type}" if error.code or error.type else self.text
+        return "insufficient_quota" in text or "billing" in text.lower()
 
 
 def retry_after_s(value: str, now: float) -> float | None:
-    """The header Retry-After (RFC 9110, 10.2.3) in seconds from `now` (Unix time); None if it is invalid."""
+    """Return the Retry-After header (RFC 9110, 10.2.3) in seconds from `now` (Unix time); None if it is invalid."""
     try:
         seconds = float(value)
     except ValueError:
@@ -121,7 +121,7 @@ def status_text(status: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """A text for messages and logs: on one line, without escape sequences and control characters."""
+    """Return `text` on one line, without escape sequences and control characters, for messages and logs."""
     return " ".join(_CONTROLS.sub(" ", _ESCAPES.sub("", text)).split())
 
 

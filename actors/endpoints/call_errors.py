@@ -1,4 +1,4 @@
-"""The errors of an endpoint's calls: each names the endpoint, its own reason and the fix, and shows no secret."""
+"""Errors of calls to an endpoint: each names the endpoint, the endpoint's reason and the fix, without secrets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXCERPT_CHARS = 200
 HEADERS = "its `headers`"
 NO_CREDIT = "the account has no credit"
 TOO_LARGE_STATUSES = frozenset({413, 414, 431})
-"""What a server, or a proxy before it, answers to a body, a URL or headers that are too large for it."""
+"""Statuses that a server or proxy returns if the body, URL or headers are too large."""
 REMEDIES = {
     "busy": "give it more capacity, lower max_concurrency or raise timeout_s",
     "timeout": "make it faster, or raise attempt_timeout_s",
@@ -26,10 +26,10 @@ REMEDIES = {
 
 
 class CallErrors:
-    """Makes the errors of one endpoint.
+    """Factory of one endpoint's errors.
 
     `what` names the endpoint in messages ("tool 'search' (POST http://tools/search)"), `url` is its URL without
-    secrets, and `keys` says where its keys are set. `failure` is the class of failed calls.
+    secrets, and `keys` names the setting that holds its keys. `failure` is the error class for failed calls.
     """
 
     def __init__(self, what: str, url: str, secrets: Sequence[str], keys: str, failure: type[Discard]) -> None:
@@ -40,34 +40,34 @@ class CallErrors:
         self._failure = failure
 
     def scrub(self, text: str) -> str:
-        """`text` without the secrets of the headers and the URL, which some servers echo."""
+        """Redact the secrets of the headers and the URL in `text`, since some servers echo them."""
         return scrub(text, self._secrets)
 
     def excerpt(self, text: str) -> str:
-        """The start of a text that the endpoint sent: on one line, without secrets and escape sequences."""
+        """Return the start of a text from the endpoint on one line, without secrets and escape sequences."""
         return cut(self.scrub(one_line(text)), EXCERPT_CHARS)
 
     def described(self, answer: HttpAnswer, asked: str = "") -> str:
-        """An answer in messages: its status, what it `asked` for, and its reason."""
+        """Describe an answer for messages: its status, the wait that it `asked` for, and its reason."""
         what = status_text(answer.status) + (f": {NO_CREDIT}" if answer.has_no_credit else asked)
         reason = self.excerpt(answer.reason)
         return f"{what} ({reason})" if reason else what
 
     def refused(self, kind: str, why: str, remedy: str, retries: int) -> EndpointRefused:
-        """The error that ends the job: the endpoint cannot be called at all."""
+        """Return the error that ends the job because the endpoint cannot be called at all."""
         problem = f"{self._what} {why}"
         details = {"problem": problem, "remedy": remedy, "endpoint": self._url, "kind": kind, "retries": retries}
         return EndpointRefused(f"{problem}: {remedy}", **details)
 
     def refused_key(self, answer: HttpAnswer, rejected: str) -> EndpointRefused:
-        """The error for a 401 or 403; `rejected` says what was rejected, such as "the request"."""
+        """Return the error for a 401 or 403; `rejected` names what was rejected, such as "the request"."""
         why = f"rejected {rejected} with {self.described(answer)}"
         if answer.has_no_credit:
             return self.refused("no_credit", why, self._credit_remedy, answer.retries)
         return self.refused("refused", why, f"check the keys in {self._keys}", answer.retries)
 
     def failed(self, kind: str, why: str, *, attempts: int, failures: int, elapsed_s: float) -> Discard:
-        """The error of a call that failed after `attempts` attempts, of which `failures` count as retries."""
+        """Return the error of a call that failed after `attempts` attempts, of which `failures` count as retries."""
         remedy = self._credit_remedy if kind == "no_credit" else REMEDIES[kind]
         return self._discard(
             f"{self._what} failed: {why} ({attempts} attempt{'s' * (attempts != 1)}, {elapsed_s:.1f} s)",
@@ -78,17 +78,18 @@ class CallErrors:
         )
 
     def bad_answer(self, answer: HttpAnswer, why: str, remedy: str = "") -> Discard:
-        """The error of an answer that cannot be used; `why` follows "it answered HTTP 200 OK, but".
+        """Return the error for an unusable answer; `why` follows "it answered HTTP 200 OK, but".
 
-        An account without credit, and a request that is too large, have a `kind` of their own.
+        An account without credit and a request that is too large each have a separate `kind`.
         """
-        kind, said = "bad_answer", f", but {why}"
+        kind, detail = "bad_answer", f", but {why}"
         if answer.has_no_credit:
-            kind, said, remedy = "no_credit", f": {NO_CREDIT}", self._credit_remedy
+            kind, detail, remedy = "no_credit", f": {NO_CREDIT}", self._credit_remedy
         elif answer.status in TOO_LARGE_STATUSES:
-            kind, said, remedy = "request_too_large", f" to a body of {answer.sent_bytes:,} bytes", _size_remedy(answer)
+            kind, detail = "request_too_large", f" to a body of {answer.sent_bytes:,} bytes"
+            remedy = _size_remedy(answer)
         return self._discard(
-            f"{self._what} failed: it answered {status_text(answer.status)}{said}; "
+            f"{self._what} failed: it answered {status_text(answer.status)}{detail}; "
             f"body: {self.excerpt(answer.reason) or '(empty)'}",
             remedy,
             kind=kind,

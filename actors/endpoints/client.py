@@ -1,11 +1,14 @@
-"""The only retry layer: every HTTP call of a job to a tool, grader or model endpoint goes through here.
+"""The only retry layer: client of all HTTP calls of a job to tool, grader and model endpoints.
 
-A call ends by its deadline, with an answer or with an error that names the endpoint and shows no secret. The rules are
-those of the wire contract. 408, 425, 429 and 503, and a 403 with the headers of a rate limit, are retried until the
-deadline, and calls wait as long for an open breaker. Other 5xx, connection errors and attempts that took too long are
-retried `max_retries` times. An account without credit fails a call at once. 401 is a mistake in the job, and so is a
-403 that concerns the key (`access`). Redirects are not followed. Any other response is an answer, for the caller to
-interpret.
+A call ends by its deadline, with an answer or with an error that names the endpoint and contains no secret. Retries
+follow the wire contract:
+
+- 408, 425, 429, 503, and 403 with rate-limit headers: retried until the deadline.
+- Open breaker: the call waits until the breaker admits it, at most until the deadline.
+- Other 5xx, connection errors and attempts that time out: retried `max_retries` times.
+- An account without credit, or a redirect: the call fails immediately.
+- 401, and 403 if it concerns the key (`AccessHistory`): the key in the job is wrong, so the job ends.
+- Any other response is an answer, which the caller interprets.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ FIRST_WAIT_S = 0.5
 QUICK_WAIT_S = 0.1
 LONGEST_WAIT_S = 8.0
 LATE_S = 0.005
-"""How far the event loop's clock may be behind ours: a request cancelled this close to its deadline was late."""
+"""Tolerance between the event loop's clock and ours: a request cancelled this close to its deadline was late."""
 
 CLIENTS: WeakSet[EndpointClient] = WeakSet()
 """All clients of this process, for `process_stats`."""
@@ -69,8 +72,8 @@ class _Call:
     identity: object = field(default_factory=object)
 
 
-class _TryAgain(Exception):
-    """An attempt failed in a way that may be temporary; `after_s` is how long the endpoint asked us to wait."""
+class _Retryable(Exception):
+    """A failed attempt that may succeed later; `after_s` is the wait in seconds that the endpoint asked for."""
 
     def __init__(self, kind: str, why: str, after_s: float | None = None) -> None:
         super().__init__(why)
@@ -80,9 +83,9 @@ class _TryAgain(Exception):
 
 
 class EndpointClient:
-    """POSTs JSON to one endpoint, as fast as the endpoint keeps up and its settings allow.
+    """Client that POSTs JSON to one endpoint, as fast as the endpoint and its settings allow.
 
-    A call holds a permit only while a request is on the wire, not while it waits to retry. Its deadline,
+    A call holds a permit only while a request is in flight, not while it waits to retry. The deadline,
     `endpoint.timeout_s`, starts when `post` is called, so it includes the wait for a permit.
     """
 
@@ -103,15 +106,15 @@ class EndpointClient:
         has_answered: bool = False,
         proxy: Proxy | None = None,
     ) -> None:
-        """Make a client; it connects at the first call.
+        """Create a client that connects at the first call.
 
-        `what` names the endpoint in messages ("tool 'search'"). `failure` is raised when a call finally fails. The
-        clients of one process share their `sockets`. Set `hedge_after_s` only if a request may be sent twice.
-        A `signer` signs each request. `keys` says where the endpoint's keys are set, and `has_answered` whether the
-        endpoint has answered before in this run. A `proxy` is only for addresses that no job names: it connects to any.
+        `what` names the endpoint in messages ("tool 'search'"). `failure` is raised when a call fails after all
+        retries. The clients of one process share `sockets`. Set `hedge_after_s` only if a request may be sent twice.
+        `signer` signs each request. `keys` names the setting that holds the endpoint's keys. `has_answered`: whether
+        the endpoint has answered before in this run. Never set `proxy` for URLs from jobs: it can reach any address.
 
         Raises:
-            UserError: the URL or a header is invalid.
+            UserError: The URL or a header is invalid.
         """
         guard = Guard(allowed_networks)
         if mistake := endpoint_mistake(url, endpoint.headers):
@@ -141,13 +144,13 @@ class EndpointClient:
         )
 
     async def post(self, body: Mapping[str, Any] | bytes, idempotency_key: str, trace_id: str = "") -> HttpAnswer:
-        """Send `body` (JSON if it is bytes) until it is answered or its deadline has passed.
+        """Send `body` (bytes must be JSON) until the endpoint answers or the deadline passes.
 
-        Calls with the same `trace_id` are queued behind each other; the queues of several are served in turn.
+        Each `trace_id` has a queue for its calls; the queues are served round-robin.
 
         Raises:
             EndpointRefused: The endpoint refuses the key, or has an address that the operator does not allow.
-            Discard: an instance of `failure`, with the details endpoint, kind, attempts and retries.
+            Discard: An instance of `failure`: the call failed; details: endpoint, kind, attempts and retries.
         """
         now = self._timing.clock()
         plain = idempotency_key.isascii() and idempotency_key.isidentifier()  # true of most call ids
@@ -162,7 +165,7 @@ class EndpointClient:
         )
         self.counts.calls += 1
         try:
-            answer = await self._until_answered(call)
+            answer = await self._post_by_deadline(call)
         except (EndpointRefused, Discard) as error:
             self.counts.failed += 1
             self.counts.errors[error.details["kind"]] += 1
@@ -174,7 +177,7 @@ class EndpointClient:
         return answer
 
     def stats(self) -> dict[str, Any]:
-        """EndpointStats, the current limit, queue and breaker state, and counts of outages, as plain values."""
+        """Return EndpointStats, the current limit, queue and breaker state, and outage counts, as plain values."""
         gate = self._gate
         now = {"limit": gate.limit.now, "in_flight": gate.in_flight, "queued": gate.queued}
         outages = {"outages": gate.breaker.times_opened, "delayed": gate.delayed}
@@ -186,50 +189,50 @@ class EndpointClient:
         await self._transport.close()
 
     def scrub(self, text: str) -> str:
-        """As CallErrors.scrub."""
+        """Delegate to CallErrors.scrub."""
         return self._errors.scrub(text)
 
     def excerpt(self, text: str) -> str:
-        """As CallErrors.excerpt."""
+        """Delegate to CallErrors.excerpt."""
         return self._errors.excerpt(text)
 
     def described(self, answer: HttpAnswer) -> str:
-        """As CallErrors.described."""
+        """Delegate to CallErrors.described."""
         return self._errors.described(answer)
 
     def bad_answer(self, answer: HttpAnswer, why: str, remedy: str = "") -> Discard:
-        """As CallErrors.bad_answer, for a caller that cannot use an answer; the error is counted."""
+        """Return CallErrors.bad_answer for a caller that cannot use an answer, and count the error."""
         error = self._errors.bad_answer(answer, why, remedy)
         self.counts.errors[error.details["kind"]] += 1
         return error
 
     # -- retries ---------------------------------------------------------------------------------------------------
 
-    async def _until_answered(self, call: _Call) -> HttpAnswer:
+    async def _post_by_deadline(self, call: _Call) -> HttpAnswer:
         try:
             async with asyncio.timeout_at(call.ends_at):
-                return await self._try(call)
+                return await self._retry_until_answered(call)
         except TimeoutError:
-            raise self._failed(call, "deadline", self._why_late(call)) from None
+            raise self._make_failure(call, "deadline", self._explain_deadline(call)) from None
 
-    async def _try(self, call: _Call) -> HttpAnswer:
-        """Make attempts until one is answered or the call has failed."""
+    async def _retry_until_answered(self, call: _Call) -> HttpAnswer:
+        """Make attempts until the endpoint answers one or the call fails."""
         while True:
             call.attempts += 1
             try:
                 if self._hedge_after_s is None:
                     return await self._attempt(call)
-                return await self._hedged(call, self._hedge_after_s)
-            except _TryAgain as failed:
+                return await self._attempt_with_hedges(call, self._hedge_after_s)
+            except _Retryable as failed:
                 call.last = failed.why
                 call.failures += failed.kind != "busy"
                 kind = failed.kind
                 wait_s = self._wait_s(call, kind, failed.after_s)
                 if call.failures > self._max_retries:
-                    raise self._failed(call, failed.kind, failed.why) from None
+                    raise self._make_failure(call, failed.kind, failed.why) from None
                 if self._timing.clock() + wait_s >= call.deadline:
                     why = f"{failed.why}, and the deadline leaves no time for another attempt"
-                    raise self._failed(call, failed.kind, why) from None
+                    raise self._make_failure(call, failed.kind, why) from None
             if kind == "busy":
                 self.counts.waits += 1
             else:
@@ -237,14 +240,16 @@ class EndpointClient:
             await self._timing.sleep(wait_s)
 
     def _wait_s(self, call: _Call, kind: str, after_s: float | None) -> float:
-        """Seconds until the next attempt: what the endpoint asked for, else 0.5, 1, 2, ... minus up to half at random.
+        """Return the seconds until the next attempt.
 
-        The first failure is retried almost at once, since most failures affect a single request. A wait is at most an
-        eighth of the timeout, so that little time is lost if the next wait does not fit.
+        This is the wait that the endpoint asked for, else 0.5, 1, 2, ... minus a random part of up to half.
+
+        The first failure is retried after at most QUICK_WAIT_S, since most failures affect a single request. A wait is
+        at most an eighth of the timeout, so that little time is lost if the next wait exceeds the deadline.
         """
         jitter = self._timing.jitter()
         if after_s is not None:
-            return after_s + jitter * QUICK_WAIT_S  # the gate spreads the calls that wait for the same moment
+            return after_s + jitter * QUICK_WAIT_S  # the gate spreads calls that wait for the same time
         alone = kind != "busy" and call.failures == 1
         doubled = QUICK_WAIT_S if alone else FIRST_WAIT_S * 2.0 ** min(call.attempts - 1, 10)
         return min(doubled, LONGEST_WAIT_S, self._timeout_s / 8) * (1 - jitter / 2)
@@ -252,7 +257,7 @@ class EndpointClient:
     # -- one attempt -----------------------------------------------------------------------------------------------
 
     async def _attempt(self, call: _Call, sent: asyncio.Event | None = None) -> HttpAnswer:
-        """Wait for a permit, then send once."""
+        """Wait for a permit, then send one request."""
         call.in_queue_since = self._timing.clock()
         permit = await self._gate.enter(call.lane, call.failures, call.identity)
         call.in_queue_since = None
@@ -262,10 +267,10 @@ class EndpointClient:
             sent.set()
         return await self._send(call, permit)
 
-    async def _hedged(self, call: _Call, after_s: float) -> HttpAnswer:
-        """One attempt, with hedges. A hedge is sent only if a permit is free, and its failure does not count."""
+    async def _attempt_with_hedges(self, call: _Call, after_s: float) -> HttpAnswer:
+        """Make one attempt with hedges. A hedge is sent only if a permit is free; its failure does not count."""
 
-        async def another() -> HttpAnswer | None:
+        async def send_hedge() -> HttpAnswer | None:
             permit = self._gate.try_enter()
             if permit is None:
                 return None
@@ -274,12 +279,12 @@ class EndpointClient:
 
         wait = partial(self._timing.sleep, after_s)
         max_hedges = max(1, self._max_retries)
-        answer, won = await hedged(lambda sent: self._attempt(call, sent), another, wait, max_hedges)
+        answer, won = await hedged(lambda sent: self._attempt(call, sent), send_hedge, wait, max_hedges)
         self.counts.hedges_won += won
         return answer
 
     async def _send(self, call: _Call, permit: Permit) -> HttpAnswer:
-        """Send one request and classify its outcome. Returns the permit on every path."""
+        """Send one request and classify its outcome. Always returns the permit to the gate."""
         end, why, after_s = RequestEnd.GIVEN_UP, "", None
         self.counts.bytes_out += len(call.payload)
         headers = call.headers
@@ -295,15 +300,15 @@ class EndpointClient:
             if reply.asks_to_wait and reply.retry_after is not None:
                 after_s = retry_after_s(reply.retry_after, self._timing.wall_clock())
                 asked = "" if after_s is None else f" with Retry-After: {after_s:g} s"
-                self._gate.hold_back(after_s or 0.0)  # before the permit is returned and the next call gets in
+                self._gate.hold_back(after_s or 0.0)  # before the permit is returned and the next call is admitted
             if end is not RequestEnd.ANSWERED:
                 why = self._errors.described(answer, asked)
         except TransportError as error:
             end, why = (RequestEnd.FAILED if error.connected else RequestEnd.NO_CONNECTION), error.why
-            raise _TryAgain("connection", why) from None
+            raise _Retryable("connection", why) from None
         except TimeoutError:
             end, why = RequestEnd.LATE, f"no answer within {self._attempt_timeout_s:g} s"
-            raise _TryAgain("timeout", why) from None
+            raise _Retryable("timeout", why) from None
         except ForbiddenAddress as error:
             why = f"resolves to {error.address}, {error.why}"
             raise self._errors.refused("forbidden_address", why, error.remedy, call.failures) from None
@@ -317,20 +322,20 @@ class EndpointClient:
         self.counts.bytes_in += len(reply.body)
         if end is not RequestEnd.ANSWERED:
             if answer.has_no_credit:
-                raise self._failed(call, "no_credit", why)
-            raise _TryAgain("busy" if reply.asks_to_wait else "server_error", why, after_s)
-        return self._checked(call, answer)
+                raise self._make_failure(call, "no_credit", why)
+            raise _Retryable("busy" if reply.asks_to_wait else "server_error", why, after_s)
+        return self._check_access(call, answer)
 
-    def _checked(self, call: _Call, answer: HttpAnswer) -> HttpAnswer:
-        """The answer, unless it is a redirect, or the endpoint refuses the key.
+    def _check_access(self, call: _Call, answer: HttpAnswer) -> HttpAnswer:
+        """Return `answer`, unless it is a redirect or a refused key.
 
         Raises:
             EndpointRefused: The endpoint refuses the key.
-            Discard: An instance of `failure`: it is a redirect.
+            Discard: An instance of `failure`: the answer is a redirect.
         """
         status, access = answer.status, self._access
         if 300 <= status < 400:
-            raise self._failed(call, "redirect", f"{status_text(status)}, a redirect")
+            raise self._make_failure(call, "redirect", f"{status_text(status)}, a redirect")
         if status != 401:
             access.add(forbidden=status == 403)
         if status == 401 or (status == 403 and access.refuses_key):
@@ -341,11 +346,11 @@ class EndpointClient:
 
     # -- errors ----------------------------------------------------------------------------------------------------
 
-    def _failed(self, call: _Call, kind: str, why: str) -> Discard:
+    def _make_failure(self, call: _Call, kind: str, why: str) -> Discard:
         elapsed_s = self._timing.clock() - call.start
         return self._errors.failed(kind, why, attempts=call.attempts, failures=call.failures, elapsed_s=elapsed_s)
 
-    def _why_late(self, call: _Call) -> str:
+    def _explain_deadline(self, call: _Call) -> str:
         why = f"no answer by the deadline of {self._timeout_s:g} s"
         queued_s = call.queued_s
         if call.in_queue_since is not None:
@@ -360,7 +365,7 @@ class EndpointClient:
 
 
 def process_stats() -> dict[str, dict[str, Any]]:
-    """EndpointClient.stats of all clients of this process, by the clients' names ("tool 'search'")."""
+    """Return EndpointClient.stats of all clients of this process, by client name ("tool 'search'")."""
     return merged({client.name: client.stats()} for client in list(CLIENTS))
 
 
@@ -377,20 +382,23 @@ def _request_end(reply: Reply) -> RequestEnd:
 
 WINDOW = 64
 MIN_ANSWERS = 16
-"""The least number of answers for a share: fewer say little, and a call may be forbidden by chance."""
+"""Minimum number of answers to compute a share from; with fewer, a 403 may be a coincidence."""
 MAX_SHARE = 0.5
 
 
 class AccessHistory:
-    """The latest answers of one endpoint."""
+    """History of the latest WINDOW answers of one endpoint, to decide whether a 403 concerns the key."""
 
     def __init__(self, has_answered: bool) -> None:
-        """`has_answered`: whether the endpoint has answered another client of this run, such as that of the check."""
+        """Start an empty history.
+
+        `has_answered`: whether the endpoint has answered another client of this run, such as the job's check.
+        """
         self._has_answered = has_answered
         self._forbidden: deque[bool] = deque(maxlen=WINDOW)
 
     def add(self, *, forbidden: bool) -> None:
-        """Record an answer; `forbidden` says that it is a 403."""
+        """Record an answer; `forbidden`: its status is 403."""
         self._has_answered |= not forbidden
         self._forbidden.append(forbidden)
 
@@ -400,12 +408,12 @@ class AccessHistory:
 
     @property
     def num_answers(self) -> int:
-        """The number of latest answers that are recorded."""
+        """Number of recorded answers, at most WINDOW."""
         return len(self._forbidden)
 
     @property
     def refuses_key(self) -> bool:
-        """Whether a 403 concerns the key, not the call."""
+        """Whether a 403 concerns the key instead of a single call."""
         if not self._has_answered:
             return True
         return self.num_answers >= MIN_ANSWERS and self.num_forbidden > MAX_SHARE * self.num_answers

@@ -1,7 +1,7 @@
-"""Admission control of one endpoint: no slot is ever lost, and no rollout waits behind all calls of another one.
+"""Admission control of one endpoint: limits the requests in flight and shares them fairly between rollouts.
 
-Each rollout has a queue of its own (a lane), and the lanes are served round-robin. A call is admitted when the
-endpoint's concurrency limit, rate limit, breaker and Retry-After, and the process's sockets allow it.
+Each rollout has a separate queue (a lane), and the lanes are served round-robin. A call is admitted when the endpoint's
+concurrency limit, rate limit, breaker and Retry-After, and the process's socket limit allow it.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from agent_rft.actors.endpoints.limits import AdaptiveLimit, RateLimit
 from agent_rft.actors.runtime.timing import Timing
 
 MAX_ON_WIRE = 8_192
-"""Concurrent requests of one process: what one core can serve, and a third of the ports of one address."""
+"""Maximum concurrent requests of one process: the capacity of one core, and a third of the ports of one address."""
 OTHER_FILES = 256
-"""Open files that are not endpoint sockets."""
+"""Number of open files reserved for other uses than endpoint sockets."""
 INSTANT_S = 1e-6
-"""Shorter waits are rounding errors."""
+"""Waits below this are rounding errors and are ignored."""
 LONGEST_HOLD_S = 30.0
-"""The longest that one response's Retry-After delays the endpoint's other calls; then one of them may try."""
+"""Maximum time for which one Retry-After delays the endpoint's other calls."""
 
 
 class RequestEnd(Enum):
-    """How a request ended, as far as limit and breaker are concerned."""
+    """Outcome of a request, as the concurrency limit and the breaker distinguish it."""
 
     ANSWERED = "answered"
     BUSY = "busy"
-    """The endpoint is up and wants fewer requests."""
+    """The endpoint is up and asks for fewer requests."""
     OVERLOADED = "overloaded"
-    """The endpoint wants fewer requests, or is down behind a proxy."""
+    """The endpoint asks for fewer requests, or is down behind a proxy."""
     FAILED = "failed"
     NO_CONNECTION = "no connection"
     LATE = "late"
     GIVEN_UP = "given up"
-    """Cancelled by us: says nothing about the endpoint."""
+    """We cancelled the request, which does not count for or against the endpoint."""
 
 
 PUSHED_BACK = frozenset({RequestEnd.BUSY, RequestEnd.OVERLOADED, RequestEnd.LATE})
@@ -48,7 +48,7 @@ ALIVE = frozenset({RequestEnd.ANSWERED, RequestEnd.BUSY})
 
 
 class Permit(NamedTuple):
-    """The right to send one request; returned by `Gate.leave`."""
+    """Permission to send one request; the caller must release it with `Gate.leave`."""
 
     sent: float
     probe: bool
@@ -64,7 +64,7 @@ class _Waiter:
 
 
 class Sockets:
-    """Limits the concurrent requests of all gates that share it; gates that wait for a socket are served in turn."""
+    """Limit on the concurrent requests of all gates that share it; waiting gates are served in FIFO order."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -72,11 +72,14 @@ class Sockets:
 
     @classmethod
     def of_process(cls) -> Sockets:
-        """As many as the process may open, up to MAX_ON_WIRE; raises the soft limit of open files for that."""
+        """Return a limit of as many sockets as the process may open, at most MAX_ON_WIRE.
+
+        Raises the process's soft limit of open files if necessary.
+        """
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = MAX_ON_WIRE + OTHER_FILES
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        needed = MAX_ON_WIRE + OTHER_FILES
+        if soft != resource.RLIM_INFINITY and soft < needed:
+            soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         return cls(MAX_ON_WIRE if soft == resource.RLIM_INFINITY else max(1, min(MAX_ON_WIRE, soft - OTHER_FILES)))
 
@@ -94,7 +97,7 @@ class Sockets:
 
 
 class Gate:
-    """Admits requests to one endpoint."""
+    """Admission control for the requests to one endpoint."""
 
     def __init__(
         self, limit: AdaptiveLimit, rate: RateLimit | None, breaker: Breaker, sockets: Sockets, timing: Timing
@@ -104,7 +107,7 @@ class Gate:
         self.in_flight = 0
         self.queued = 0
         self.delayed = 0
-        """Calls that have waited because the breaker was open; a call counts once an outage."""
+        """Number of calls that waited because the breaker was open; a call counts once per outage."""
         self._delayed: set[object] = set()
         self._rate = rate
         self._sockets = sockets
@@ -115,19 +118,19 @@ class Gate:
         self._alarm_at = math.inf
 
     async def enter(self, lane: str, failures: int = 0, call: object = None) -> Permit:
-        """Wait for a permit. While the breaker is open, calls with the fewest `failures` are the first to probe.
+        """Wait for a permit. While the breaker is open, calls with the fewest `failures` probe first.
 
-        `call` is the same in all attempts of a call; it is kept until an outage ends.
+        `call` identifies the call in all its attempts; it is stored until an outage ends.
         """
         now = self._timing.clock()
         if not self._lanes and self._wait_s(now) == 0 and self._sockets.take(self):
-            return self._permit(now, now)
+            return self._issue_permit(now, now)
         permit: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(permit, failures, now, permit if call is None else call)
         self._lanes.setdefault(lane, deque()).append(waiter)
         self.queued += 1
         if self.breaker.is_open:
-            self._delay(waiter)
+            self._count_delayed(waiter)
         self.let_in()
         try:
             return await waiter.permit
@@ -139,14 +142,14 @@ class Gate:
             raise
 
     def try_enter(self) -> Permit | None:
-        """A permit if one is free and no call waits, else None."""
+        """Return a permit if one is free and no call waits, else None."""
         now = self._timing.clock()
         if self._lanes or self.breaker.is_open or self._wait_s(now) != 0 or not self._sockets.take(self):
             return None
-        return self._permit(now, now)
+        return self._issue_permit(now, now)
 
     def leave(self, permit: Permit, end: RequestEnd, why: str = "") -> None:
-        """Return the permit of a request that ended in this way, and admit waiting calls."""
+        """Release the permit of a request with the outcome `end`, and admit waiting calls."""
         now = self._timing.clock()
         if end is RequestEnd.ANSWERED:
             self.limit.answered(permit.sent, now, self.in_flight)
@@ -163,14 +166,14 @@ class Gate:
             if self.breaker.is_open and not was_open:
                 for waiters in self._lanes.values():
                     for waiter in waiters:
-                        self._delay(waiter)
+                        self._count_delayed(waiter)
         self.in_flight -= 1
         self._sockets.give_back()
         if self._lanes:
             self.let_in()
 
     def hold_back(self, seconds: float) -> None:
-        """Admit no call for this long, because the endpoint asked for it."""
+        """Admit no call for `seconds`, because the endpoint asked for a pause."""
         self._held_until = max(self._held_until, self._timing.clock() + min(seconds, LONGEST_HOLD_S))
 
     def close(self) -> None:
@@ -179,7 +182,7 @@ class Gate:
             self._alarm = None
 
     def let_in(self) -> None:
-        """Hand all available permits to waiting calls."""
+        """Give all available permits to waiting calls."""
         now = self._timing.clock()
         while self._lanes:
             wait_s = self._wait_s(now)
@@ -190,21 +193,21 @@ class Gate:
                 return
             if not self._sockets.take(self):
                 return
-            waiter = self._next()
-            if waiter.permit.cancelled():  # its task has not run yet to leave the queue
+            waiter = self._pop_next()
+            if waiter.permit.cancelled():  # its task has not removed it from the queue yet
                 self._sockets.give_back()
             else:
-                waiter.permit.set_result(self._permit(now, waiter.since))
+                waiter.permit.set_result(self._issue_permit(now, waiter.since))
 
-    def _delay(self, waiter: _Waiter) -> None:
+    def _count_delayed(self, waiter: _Waiter) -> None:
         if waiter.call not in self._delayed:
             self._delayed.add(waiter.call)
             self.delayed += 1
 
     def _wait_s(self, now: float) -> float:
-        """How long no call may be admitted, in seconds; infinite if that is until a request ends."""
+        """Return the seconds until a call may be admitted; infinity if a request must end first."""
         wait_s = self._held_until - now
-        # Probes of an endpoint whose calls take hours add up, so the maximum holds for them, too.
+        # While the breaker is open only the maximum applies: it bounds the probes of endpoints whose calls take hours.
         if self.in_flight >= (self.limit.maximum if self.breaker.is_open else self.limit.now):
             return math.inf
         if self.breaker.is_open:
@@ -213,14 +216,14 @@ class Gate:
             wait_s = max(wait_s, self._rate.wait_s(now))
         return wait_s if wait_s > INSTANT_S else 0.0
 
-    def _permit(self, now: float, since: float) -> Permit:
+    def _issue_permit(self, now: float, since: float) -> Permit:
         self.in_flight += 1
         if self._rate is not None:
             self._rate.take(now)
         return Permit(now, self.breaker.sent(now), now - since)
 
-    def _next(self) -> _Waiter:
-        """The first call of the next lane; for a probe, the waiting call that has failed least often."""
+    def _pop_next(self) -> _Waiter:
+        """Remove and return the first call of the next lane; for a probe, the waiting call with the fewest failures."""
         if self.breaker.is_open:
             lane, waiter = min(
                 ((lane, waiter) for lane, waiters in self._lanes.items() for waiter in waiters),
@@ -249,9 +252,9 @@ class Gate:
                 return
             self._alarm.cancel()
         self._alarm_at = now + wait_s
-        self._alarm = asyncio.create_task(self._wake(wait_s))
+        self._alarm = asyncio.create_task(self._admit_after(wait_s))
 
-    async def _wake(self, wait_s: float) -> None:
+    async def _admit_after(self, wait_s: float) -> None:
         await self._timing.sleep(wait_s)
         self._alarm = None
         self.let_in()

@@ -1,4 +1,4 @@
-"""Hedging: a slow request is sent again, the first good answer wins, and the other requests are cancelled."""
+"""Hedging: sends a slow request again, returns the first good answer and cancels the other requests."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ async def hedged(
     wait: Callable[[], Awaitable[None]],
     max_hedges: int,
 ) -> tuple[T, bool]:
-    """The first good answer, and whether it came from a hedge.
+    """Return the first good answer, and whether it came from a hedge.
 
-    `first` sets the event when its request is sent. After each `wait` without a good answer `again` is started, at most
-    `max_hedges` times; it returns None if it sends nothing.
+    `first` sets the event when its request is sent. After each `wait` without a good answer, `again` sends a hedge, at
+    most `max_hedges` times. `again` returns None if it sends nothing.
 
     Raises:
-        Exception: `first` raised it, and no hedge brought a good answer.
+        Exception: `first` raised it, and no hedge returned a good answer.
     """
     sent = asyncio.Event()
 
@@ -29,8 +29,8 @@ async def hedged(
         await sent.wait()
         await wait()
 
-    ours = asyncio.create_task(first(sent))
-    requests: list[asyncio.Task[Any]] = [ours]
+    original = asyncio.create_task(first(sent))
+    requests: list[asyncio.Task[Any]] = [original]
     timer = asyncio.create_task(until_next_hedge())
     try:
         while running := [task for task in requests if not task.done()]:
@@ -38,11 +38,11 @@ async def hedged(
             await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             for task in requests:
                 if task.done() and task.exception() is None and task.result() is not None:
-                    return task.result(), task is not ours
-            if timer.done() and not ours.done() and len(requests) <= max_hedges:
+                    return task.result(), task is not original
+            if timer.done() and not original.done() and len(requests) <= max_hedges:
                 requests.append(asyncio.create_task(again()))
                 timer = asyncio.create_task(until_next_hedge())
-        return ours.result(), False
+        return original.result(), False
     finally:
         for task in (timer, *requests):
             task.cancel()

@@ -1,9 +1,12 @@
-"""The adaptive concurrency limit of one endpoint: as many requests as it keeps up with, up to the configured maximum.
+"""Concurrency and rate limits of one endpoint.
 
-The limit grows while it is used: by one with each good answer at first (slow start), after the first shrinking by its
-square root per round trip. It shrinks by half of the fraction of a round trip's requests that were pushed back (as in
-DCTCP, RFC 8257), so that a single 429 costs little and a round of them halves it. It also shrinks when latency has
-risen well above normal (the idea of Gradient2 in Netflix's concurrency-limits).
+The concurrency limit adapts to the endpoint's capacity, up to the configured maximum:
+
+- It grows while at least half of it is used: at first by one with each good answer (slow start), and after the first
+  decrease by its square root per round trip.
+- It shrinks by half of the fraction of a round trip's requests that were rejected or late (as in DCTCP, RFC 8257). A
+  single 429 costs little; if all requests of a round trip get one, the limit is halved.
+- It is halved if latency rises well above normal (as Gradient2 does in Netflix's concurrency-limits).
 """
 
 from __future__ import annotations
@@ -11,26 +14,25 @@ from __future__ import annotations
 import math
 
 START = 16
-"""The initial limit: high enough not to slow a job down, low enough for a small server's first second."""
+"""The initial limit: high enough not to slow down a job, low enough not to overload a small server."""
 ROUND = 4
-"""The least number of outcomes to judge together: one rejected call alone says little."""
+"""Minimum number of outcomes per decision, so that a single rejected call has little effect."""
 LATENCY_SAMPLES = 50
 """Latencies are roughly log-normal, with a standard deviation of 1 in the logarithm (median 0.2 s, p99 2 s). The mean
 logarithm of 50 samples has a standard error of 0.14, so a doubling by chance happens once in a million."""
 SLOWER = 2.0
-"""The ratio to the usual latency above which the latency counts as risen."""
+"""Ratio to the usual latency above which the limit shrinks."""
 SLACK_S = 0.05
-"""Smaller rises are ignored: on fast endpoints they may come from our own process."""
+"""Smaller increases are ignored: with fast endpoints, our own process may cause them."""
 USUAL_FAST, USUAL_SLOW = 0.2, 0.005
-"""Smoothing factors of the usual latency. It follows fast if latency falls, or stays high even at a quarter of the
-requests; it follows slowly if latency rises while we send more, since we may be the cause."""
+"""Smoothing factors of the usual latency. The fast one applies if latency falls, or stays high with a quarter of the
+requests. The slow one applies otherwise, since a growing number of our requests may cause the increase."""
 
 
 class AdaptiveLimit:
-    """A limit between 1 and `maximum`; all times are seconds on one clock.
+    """Concurrency limit between 1 and `maximum`; all times are seconds on one clock.
 
-    A request that was sent before the limit last shrank says nothing about the new one, so the limit shrinks at most
-    once per round trip.
+    Requests that were sent before the limit last shrank are ignored, so it shrinks at most once per round trip.
     """
 
     def __init__(self, maximum: int) -> None:
@@ -48,31 +50,31 @@ class AdaptiveLimit:
         return int(self._limit)
 
     def answered(self, sent: float, now: float, in_flight: int) -> None:
-        """Record that a request sent at `sent` was answered; `in_flight` includes it."""
+        """Record an answer to a request sent at `sent`; `in_flight` includes this request."""
         if sent < self._shrunk_at:
             return
-        # Answers below the limit do not justify a higher one, and a slow endpoint gets no more requests.
+        # Answers do not justify a higher limit with few requests in flight, or after latency has risen.
         if 2 * in_flight >= self._limit and not self._fell_from:
             step = 1.0 if self._slow_start else 1.0 / math.sqrt(self._limit)
             self._limit = min(float(self.maximum), self._limit + step)
         self._sum += math.log(max(now - sent, 1e-6))
         self._samples += 1
         if self._samples >= LATENCY_SAMPLES:
-            self._compare(now)
-        self._outcome(now, in_flight, pushed_back=0)
+            self._compare_latencies(now)
+        self._record_outcome(now, in_flight, pushed_back=0)
 
     def pushed_back(self, sent: float, now: float, in_flight: int) -> None:
-        """Record that a request got a status that asks for fewer requests, or no answer in time."""
+        """Record that the endpoint asked for fewer requests, or did not answer in time."""
         if sent >= self._shrunk_at:
-            self._outcome(now, in_flight, pushed_back=1)
+            self._record_outcome(now, in_flight, pushed_back=1)
 
     def start_over(self) -> None:
-        """Reset to 1 after an outage, when the endpoint's capacity is unknown."""
+        """Reset the limit to 1 after an outage, when the endpoint's capacity is unknown."""
         self._limit, self._slow_start, self._fell_from = 1.0, True, 0.0
         self._begin_round()
         self._begin_samples()
 
-    def _outcome(self, now: float, in_flight: int, pushed_back: int) -> None:
+    def _record_outcome(self, now: float, in_flight: int, pushed_back: int) -> None:
         self._outcomes += 1
         self._pushed_back += pushed_back
         self._peak = max(self._peak, in_flight)
@@ -80,13 +82,13 @@ class AdaptiveLimit:
             return
         share = self._pushed_back / self._outcomes
         if share:
-            # If most were pushed back, shrink from what was in flight: the limit itself may never have been reached.
+            # If most failed, start from at most twice the peak in flight, since the limit may never have been reached.
             tried = min(self._limit, 2.0 * self._peak) if share > 0.5 else self._limit
             self._shrink(now, tried * (1 - share / 2))
         self._begin_round()
 
-    def _compare(self, now: float) -> None:
-        """Compare the mean logarithm of the latest latencies with the usual one, and shrink if it has risen."""
+    def _compare_latencies(self, now: float) -> None:
+        """Compare the mean logarithm of the latest latencies with the usual one; shrink the limit if it rose."""
         latest = self._sum / self._samples
         self._begin_samples()
         if self._usual is None:
@@ -115,9 +117,9 @@ class AdaptiveLimit:
 
 
 class RateLimit:
-    """At most `rate_per_s` requests per second, evenly spaced, with bursts of BURST_S.
+    """Rate limit of `rate_per_s` evenly spaced requests per second, with bursts of BURST_S seconds.
 
-    A token bucket, stored as the time at which it would be full (the generic cell rate algorithm).
+    A token bucket, stored as the time at which the bucket would be full (generic cell rate algorithm).
     """
 
     BURST_S = 0.1

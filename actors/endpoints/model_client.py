@@ -1,6 +1,6 @@
 """Clients of the operator's OpenAI-compatible endpoints, for judges and embeddings.
 
-Requests go through `EndpointClient` like all others; a failed one is a `model_grader_server_error`.
+Requests go through `EndpointClient`; a failed one gives the error code `model_grader_server_error`.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from agent_rft.spec.operator.model_names import named
 CHAT = "/chat/completions"
 EMBEDDINGS = "/embeddings"
 EVERYWHERE = (parse_allowed("0.0.0.0/0"), parse_allowed("::/0"))
-"""The operator configures these endpoints, not a job, so they may have any address."""
+"""These endpoints may have any address, since the operator configures them, not a job."""
 MODEL_SERVER_ERROR = "model_grader_server_error"
 FALLBACK: AnswerFormat = "json_object"
 LOG = logging.getLogger(__name__)
 
 
 class NoSchemas(NamedTuple):
-    """The endpoint of `model`, an entry of the operator's configuration, does not take JSON schemas."""
+    """Notice that an endpoint does not support JSON schemas; `model` is its name in the operator's configuration."""
 
     model: str
 
     @property
     def message(self) -> str:
-        return f"models.{self.model} does not take the response format json_schema, so json_object is used"
+        return f"models.{self.model} does not support the response format json_schema, so json_object is used"
 
     @property
     def remedy(self) -> str:
@@ -52,12 +52,12 @@ OnNoSchemas = Callable[[NoSchemas], None]
 
 @cache
 def warn_once(found: NoSchemas) -> None:
-    """Log the fallback of a model the first time in this process."""
+    """Log a model's fallback once per process."""
     LOG.warning("%s; %s", found.message, found.remedy)
 
 
 class ModelClient:
-    """A client of one path of a model's endpoint; `name` is the model's name in the operator's configuration."""
+    """Client of one path of a model's endpoint; `name` is the model's name in the operator's configuration."""
 
     def __init__(
         self,
@@ -70,13 +70,13 @@ class ModelClient:
         has_answered: bool = False,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
-        """Make a client; it connects at the first request, through the proxy of the `environment` if there is one.
+        """Create a client that connects at the first request, through the proxy in `environment` if it names one.
 
-        `on_no_schemas` is called once, if the endpoint turns out not to take JSON schemas. `has_answered`: see
+        `on_no_schemas` is called once if the endpoint does not support JSON schemas. `has_answered`: see
         EndpointClient.
 
         Raises:
-            UserError: the URL, a header or the proxy is invalid.
+            UserError: The URL, a header or the proxy is invalid.
         """
         self.name = name
         self.by_logprobs = endpoint.scoring == "logprobs"
@@ -98,29 +98,29 @@ class ModelClient:
         )
 
     async def ask(self, body: Mapping[str, Any], schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The JSON object that the endpoint answers to `body` and the model's name.
+        """Send `body` with the model's name, and return the JSON object that the endpoint answers.
 
-        With `schema`, a chat completion's text is to be JSON of that schema, which the endpoint may not guarantee.
+        With `schema`, the request asks for a chat completion in JSON of that schema; the endpoint may not guarantee it.
 
         Raises:
-            GraderFailed: no usable answer; its code is model_grader_server_error.
+            GraderFailed: The endpoint gave no usable answer; the code is model_grader_server_error.
             EndpointRefused: The endpoint refuses the key.
         """
         try:
-            answer = await self._answer(body, schema)
+            answer = await self._ask_with_fallback(body, schema)
             if not answer.ok:
                 remedy = ""
                 if schema is not None and _refuses_format(answer):
                     remedy = f"set response_format: none in models.{self.name} of the operator's configuration"
-                raise self._client.bad_answer(answer, "a model must answer 200", remedy)
+                raise self._client.bad_answer(answer, "a model's endpoint must answer 200", remedy)
             if (found := answer.json_object) is None:
                 raise self._client.bad_answer(answer, "the body is not a JSON object")
         except Discard as error:
             raise GraderFailed(error.message, **(error.details | {"code": MODEL_SERVER_ERROR})) from None
         return found
 
-    async def _answer(self, body: Mapping[str, Any], schema: Mapping[str, Any] | None) -> HttpAnswer:
-        """The answer, after one fallback if the endpoint does not take schemas."""
+    async def _ask_with_fallback(self, body: Mapping[str, Any], schema: Mapping[str, Any] | None) -> HttpAnswer:
+        """Return the answer, after one fallback if the endpoint does not support JSON schemas."""
         if schema is None:
             return await self._post(body)
         tried = self._format
@@ -133,11 +133,11 @@ class ModelClient:
         return await self._post(in_format(body, schema, self._format))
 
     async def _post(self, body: Mapping[str, Any]) -> HttpAnswer:
-        # A new key for each request, so that an answer that could not be parsed is requested again.
+        # A new idempotency key per request, so that the endpoint does not repeat an answer that cannot be parsed.
         return await self._client.post({"model": self._model, **body}, f"judge_{secrets.token_hex(16)}")
 
     def excerpt(self, text: str) -> str:
-        """The start of a text of the model, for messages; see CallErrors.excerpt."""
+        """Return the start of a text from the model, for messages; see CallErrors.excerpt."""
         return self._client.excerpt(text)
 
     async def close(self) -> None:
@@ -145,7 +145,7 @@ class ModelClient:
 
 
 class ModelClients:
-    """The operator's models: one client per model and path, so that the graders of one pool share its limits."""
+    """Clients of the operator's models: one per model and path, so that the graders of a pool share its limits."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class ModelClients:
         self._clients: dict[tuple[str, str], ModelClient] = {}
 
     def client(self, name: str, path: str) -> ModelClient:
-        """The client of a configured model; its dated names share its limits."""
+        """Return the client of a configured model; names with a date suffix share the client and its limits."""
         entry = named(name, self._models) or name
         if (entry, path) not in self._clients:
             self._clients[entry, path] = ModelClient(
@@ -176,10 +176,10 @@ def model_url(endpoint: ModelEndpoint, path: str) -> str:
 
 
 def in_format(body: Mapping[str, Any], schema: Mapping[str, Any], form: AnswerFormat) -> dict[str, Any]:
-    """The body of a chat completion that asks for JSON of this schema.
+    """Return the body of a chat completion that asks for JSON of this schema.
 
-    An endpoint that does not take the schema gets it in the system message. It also has the word JSON then, without
-    which some endpoints refuse `json_object`.
+    If the endpoint does not support schemas, the schema is in the system message. The message includes the word JSON,
+    without which some endpoints reject `json_object`.
     """
     if form == "json_schema":
         strict = {"name": "grade", "strict": True, "schema": schema}
@@ -195,7 +195,7 @@ def in_format(body: Mapping[str, Any], schema: Mapping[str, Any], form: AnswerFo
 
 
 def _refuses_format(answer: HttpAnswer) -> bool:
-    """Whether an endpoint does not take the response format: an error that names the field."""
+    """Whether the endpoint rejects the response format, with a 400 or 422 that names the field."""
     if answer.status not in (400, 422):
         return False
     named = answer.error.param or answer.text
@@ -203,7 +203,7 @@ def _refuses_format(answer: HttpAnswer) -> bool:
 
 
 def with_key(endpoint: ModelEndpoint) -> ModelEndpoint:
-    """The endpoint with its `api_key` as an Authorization header, as in OpenAI's API."""
+    """Return the endpoint with its `api_key` as an Authorization header, as in OpenAI's API."""
     if endpoint.api_key is None:
         return endpoint
     bearer = SecretStr(f"Bearer {endpoint.api_key.get_secret_value()}")

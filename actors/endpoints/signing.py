@@ -1,7 +1,7 @@
-"""Signatures of requests, as Standard Webhooks has them: a receiver knows who sent a request, and that it is unchanged.
+"""Request signatures of Standard Webhooks, which prove who sent a request and that it is unchanged.
 
-Signed is `id.timestamp.body`, with HMAC-SHA256; each of a job's secrets gives one signature, so that a secret can be
-replaced while both are valid.
+A signature is the HMAC-SHA256 of `id.timestamp.body`. Requests have one signature for each of the job's secrets, so
+that the old and the new secret are both valid while a secret is replaced.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from agent_rft.spec.job import Reinforcement
 
 PREFIX = "whsec_"
 KEY_BYTES = range(24, 65)
-"""The lengths of keys that Standard Webhooks allows."""
+"""Key lengths that Standard Webhooks allows."""
 
 
 class Signer:
-    """Signs the requests of a job."""
+    """Signer of a job's requests."""
 
     def __init__(self, secrets: Sequence[SecretStr]) -> None:
-        """Set up signing with all `secrets`.
+        """Create a signer that signs with each of the `secrets`.
 
         Raises:
-            UserError: one is not a `whsec_` followed by base64 of 24 to 64 bytes.
+            UserError: A secret is not `whsec_` followed by base64 of 24 to 64 bytes.
         """
-        self._keys = tuple(_key(secret) for secret in secrets)
+        self._keys = tuple(_decode_key(secret) for secret in secrets)
 
     def headers(self, call_id: str, payload: bytes, now: float) -> dict[str, str]:
-        """The headers of one attempt of a call, which is made at `now`, in seconds since the epoch."""
-        message_id = call_id.replace(".", "%2E")  # the dot separates what is signed
+        """Return the signature headers for one attempt of a call at Unix time `now`."""
+        message_id = call_id.replace(".", "%2E")  # the signed text separates its parts with dots
         timestamp = str(int(now))
         signed = f"{message_id}.{timestamp}.".encode() + payload
         digests = (hmac.digest(key, signed, "sha256") for key in self._keys)
@@ -46,30 +46,30 @@ class Signer:
 
 
 def signer_of(reinforcement: Reinforcement) -> Signer | None:
-    """The signer of a job's calls; None if it has no secret.
+    """Return the signer for a job's calls; None if the job has no signing secret.
 
     Raises:
-        UserError: a secret is invalid.
+        UserError: A secret is invalid.
     """
-    secrets = _secrets(reinforcement)
+    secrets = _list_secrets(reinforcement)
     return Signer(secrets) if secrets else None
 
 
 def secret_mistakes(reinforcement: Reinforcement) -> Iterator[str]:
-    """What is wrong with a job's signing secrets, without showing them."""
-    for secret in _secrets(reinforcement):
+    """Yield a message for each invalid signing secret of a job; messages do not contain secrets."""
+    for secret in _list_secrets(reinforcement):
         try:
-            _key(secret)
+            _decode_key(secret)
         except UserError as error:
             yield error.message
 
 
-def _secrets(reinforcement: Reinforcement) -> tuple[SecretStr, ...]:
-    given = reinforcement.signing_secret
-    return given if isinstance(given, tuple) else () if given is None else (given,)
+def _list_secrets(reinforcement: Reinforcement) -> tuple[SecretStr, ...]:
+    secret = reinforcement.signing_secret
+    return secret if isinstance(secret, tuple) else () if secret is None else (secret,)
 
 
-def _key(secret: SecretStr) -> bytes:
+def _decode_key(secret: SecretStr) -> bytes:
     text = secret.get_secret_value()
     try:
         key = base64.b64decode(text.removeprefix(PREFIX), validate=True)

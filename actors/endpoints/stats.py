@@ -1,4 +1,4 @@
-"""Counts of one endpoint since its client was made; calls == answered + failed + cancelled + in progress."""
+"""Statistics of endpoint clients: counters, latency histograms, and their metrics."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from agent_rft.actors.runtime.telemetry.recorder import Exemplar, Spread
 from agent_rft.metrics.metric import SECONDS
 
 STATES = ("closed", "half_open", "open")
-"""States of a breaker, from best to worst."""
+"""Breaker states, from best to worst."""
 
 
 @dataclass(slots=True)
 class EndpointStats:
-    """The counters of one client.
+    """Counters of one client since it was created; calls == answered + failed + cancelled + in progress.
 
-    `errors` is by kind; for failed calls: busy, timeout, deadline, server_error, connection, redirect, refused,
-    no_credit, forbidden_address; for answers: tool_error (a 4xx), too_large, bad_answer, request_too_large (413, 414,
-    431), no_credit. `retries` counts attempts after failures, `waits` those after answers that ask to wait, `hedges`
-    duplicate requests, of which `hedges_won` were answered first.
-    Latencies are those of answered attempts. Histogram counts have one bucket per bound of SECONDS and a last one for
-    everything above.
+    `errors` has a count per kind:
+
+    - failed calls: busy, timeout, deadline, server_error, connection, redirect, refused, no_credit, forbidden_address
+    - answers: tool_error (a 4xx), too_large, bad_answer, request_too_large (413, 414, 431), no_credit
+
+    `retries` counts attempts after failures, and `waits` attempts after answers that ask to wait. `hedges` counts
+    duplicate requests, and `hedges_won` the duplicates that were answered first. Latencies cover answered attempts
+    only. Histograms have one bucket per bound of SECONDS and a last one for larger values.
     """
 
     calls: int = 0
@@ -46,7 +48,7 @@ class EndpointStats:
     errors: Counter[str] = field(default_factory=Counter)
 
     def took(self, latency_s: float, trace_id: str = "") -> None:
-        """Count an answer; the id of a sampled trace becomes the exemplar of its bucket."""
+        """Record the latency of an answer; the id of a sampled trace becomes the exemplar of its bucket."""
         bucket = bisect_left(SECONDS, latency_s)
         self.latency_sum_s += latency_s
         self.latency_counts[bucket] += 1
@@ -58,14 +60,17 @@ class EndpointStats:
         self.queue_counts[bisect_left(SECONDS, queue_s)] += 1
 
     def as_dict(self) -> dict[str, Any]:
-        """A copy of the counters; safe to call from another thread."""
+        """Return a copy of the counters; safe to call from another thread."""
         values = {counted.name: getattr(self, counted.name) for counted in fields(self)}
         counts = {name: list(values[name]) for name in ("queue_counts", "latency_counts", "latency_exemplars")}
         return values | counts | {"errors": dict(self.errors)}
 
 
 def quantile_s(counts: Sequence[int], q: float) -> float | None:
-    """The quantile of a latency histogram, linear within its bucket; None: empty, the last bound: above all bounds."""
+    """Return a quantile of a latency histogram, interpolated linearly within its bucket.
+
+    None if the histogram is empty; the last bound if the quantile is above all bounds.
+    """
     rank, below = q * sum(counts), 0
     if not rank:
         return None
@@ -80,11 +85,11 @@ COUNTED = (
     *("calls", "answered", "failed", "cancelled", "retries", "waits", "hedges", "bytes_out", "bytes_in"),
     *("queue_sum_s", "latency_sum_s", "limit", "in_flight", "queued"),
 )
-"""The values that `endpoint_metrics` copies unchanged."""
+"""Statistics that `endpoint_metrics` copies unchanged."""
 
 
 def endpoint_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """EndpointClient.stats by the names of `agent_rft.metrics`; a breaker: 0 closed, 1 half open, 2 open."""
+    """Convert EndpointClient.stats to metrics of `agent_rft.metrics`; breaker: 0 closed, 1 half open, 2 open."""
     metrics: dict[str, float] = {}
     for name, values in stats.items():
         prefix = f"endpoint/{name}"
@@ -95,7 +100,7 @@ def endpoint_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, float]
 
 
 def live_endpoint_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, float | Spread]:
-    """EndpointClient.stats for a Recorder: as `endpoint_metrics`, with histograms instead of sums."""
+    """Convert EndpointClient.stats for a Recorder: like `endpoint_metrics`, with histograms instead of sums."""
     metrics: dict[str, float | Spread] = {**endpoint_metrics(stats)}
     for name, values in stats.items():
         for what in ("queue", "latency"):
@@ -106,21 +111,21 @@ def live_endpoint_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, f
 
 
 def merged(stats: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """The stats of several processes that use the same endpoints, added up."""
+    """Add up the statistics of several processes that use the same endpoints."""
     merged: dict[str, dict[str, Any]] = {}
     for endpoints in stats:
         for name, values in endpoints.items():
             into = merged.setdefault(name, {})
             for key, value in values.items():
-                into[key] = _sum(into[key], value) if key in into else value
+                into[key] = _add_values(into[key], value) if key in into else value
     return merged
 
 
-def _sum(ours: Any, theirs: Any) -> Any:
+def _add_values(ours: Any, theirs: Any) -> Any:
     if isinstance(ours, dict):
         return dict(Counter(ours) + Counter(theirs))
     if isinstance(ours, list):
-        return [_sum(a, b) for a, b in zip(ours, theirs, strict=True)]
+        return [_add_values(a, b) for a, b in zip(ours, theirs, strict=True)]
     if isinstance(ours, Exemplar):
         return max(ours, theirs)  # the latest
     if isinstance(ours, str):

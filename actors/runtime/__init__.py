@@ -1,4 +1,4 @@
-"""What every actor needs: calls, channels, metrics, timing and the watchdog.
+"""Shared runtime of all actors: calls, channels, metrics, timing and the watchdog.
 
-Nothing that knows endpoints, engines, graders or rollouts: this room imports no other room of `actors`.
+This package imports no other package of `actors`.
 """

@@ -1,7 +1,7 @@
-"""Expected errors cross Ray as values: an actor method returns its result or an RftError, and never raises one.
+"""Calls of Ray actor methods, which return expected errors (RftError) as values instead of raising them.
 
-Ray would wrap a raised error in a class that it creates at runtime, with the remote traceback as its message and
-different `args`; a returned error arrives unchanged.
+Ray wraps a raised error in a class created at runtime, with the remote traceback as its message and different `args`. A
+returned error arrives unchanged.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from agent_rft.errors import CannotStart, Discard, RftError
 T = TypeVar("T")
 
 DEADLINE_S = 3600.0
-"""Timeout of calls whose work has shorter deadlines of its own: only a hung process reaches it."""
+"""Timeout of calls that have shorter deadlines inside the actor, so only a hung process reaches it."""
 QUICK_S = 10.0
-"""Timeout of calls that only look something up."""
+"""Timeout of calls that only read values."""
 RESTART_S = 60.0
-"""Timeout of an actor's restart, which takes Ray about 3 s."""
+"""Timeout of an actor's restart, which takes about 3 s."""
 IMPORT_FAILED = "failed to import on the worker"
 """Part of Ray's message when the actor's class cannot be imported."""
 LOST, UNREACHABLE = "lost", "unreachable"
-"""Kinds of error: the actor died; or its process does not respond, because it hangs or is restarting."""
+"""Error kinds: the actor died; the actor does not respond because it hangs or restarts."""
 
 
 async def outcome_of(work: Awaitable[T]) -> T | RftError:
-    """In the actor: the result of `work`, or the RftError that it raised. Other errors are bugs and propagate."""
+    """Await `work` in the actor; return its result, or the RftError that it raised. Other errors propagate."""
     try:
         return await work
     except RftError as error:
@@ -40,14 +40,14 @@ async def outcome_of(work: Awaitable[T]) -> T | RftError:
 
 
 async def ask(ref: Any, what: str, lost: type[Discard], timeout_s: float | None = DEADLINE_S) -> Any:
-    """In the caller: the result of the actor method behind the object reference `ref`.
+    """Await the object reference of an actor call in the caller, and return its result.
 
-    Cancelling this call, or its timeout, cancels the remote call. `what` names the actor in messages.
+    Cancellation and timeout of this call cancel the remote call. `what` names the actor in messages.
 
     Raises:
-        RftError: the actor method returned one.
-        CannotStart: the actor's `__init__` failed, and Ray will not restart it.
-        Discard: an instance of `lost`: the actor died or did not answer within `timeout_s`.
+        RftError: The actor method returned this error.
+        CannotStart: The actor's `__init__` failed, and Ray will not restart it.
+        Discard: An instance of `lost`: the actor died or did not answer within `timeout_s`.
     """
     try:
         async with asyncio.timeout(timeout_s) as deadline:
@@ -69,7 +69,7 @@ async def ask(ref: Any, what: str, lost: type[Discard], timeout_s: float | None 
 
 
 def cannot_start(error: BaseException, what: str) -> CannotStart | None:
-    """The error to raise if the actor's `__init__` failed; None for any other error."""
+    """Return the error to raise if the actor's `__init__` failed; None for any other error."""
     if not isinstance(error, RayActorError) or not error.actor_init_failed:
         return None
     remedy = ""
@@ -84,7 +84,10 @@ def kind_of(error: RayError) -> str:
 
 
 async def ask_helper(actor: Any, ref: Any, what: str, lost: type[Discard], timeout_s: float | None = DEADLINE_S) -> Any:
-    """`ask` for an actor that Ray restarts: a death is raised once the actor answers again, so a retry can work."""
+    """Call `ask` for an actor that Ray restarts.
+
+    If the actor dies, the error is raised after the restarted actor answers, so that a retry can succeed.
+    """
     try:
         return await ask(ref, what, lost, timeout_s)
     except Discard as error:
@@ -95,7 +98,7 @@ async def ask_helper(actor: Any, ref: Any, what: str, lost: type[Discard], timeo
 
 
 async def result_of(ref: Any) -> Any:
-    """The value behind the object reference. Cancelling this call cancels the remote call."""
+    """Await the object reference and return its value. Cancelling this call cancels the remote call."""
     try:
         return await ref
     except asyncio.CancelledError:
@@ -105,7 +108,7 @@ async def result_of(ref: Any) -> Any:
 
 
 async def flush_actors(actors: Iterable[Any]) -> None:
-    """Let actors with a method `flush_traces` send their last spans; one that cannot in time loses them."""
+    """Let actors with a method `flush_traces` send their last spans, and ignore actors that fail or time out."""
 
     async def flush(actor: Any) -> None:
         with suppress(Discard, CannotStart):

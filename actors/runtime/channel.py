@@ -1,13 +1,17 @@
-"""Direct TCP calls to an actor, for calls that every rollout or every turn of a rollout makes.
+"""Direct TCP calls to actors, for the calls that each rollout or conversation turn makes.
 
-A Ray call costs 2.3 ms of CPU time, caller and callee together; a call over a channel costs 0.3 (`benchmarks.channel`).
-Ray still does discovery and failure detection: it hands out the actor's address and secret, and one Ray call that never
-returns (the lifeline) fails when the actor or its node dies, which the connection alone would notice late. If no
-connection can be made (a firewall between nodes), or if Ray uses TLS, each call is a Ray call.
+A Ray call costs 2.3 ms of CPU time, caller and callee together; a channel call costs 0.3 ms (`benchmarks.channel`).
+Discovery and failure detection still use Ray. A Ray call returns the actor's address and secret. Another one, the
+lifeline, never returns, and fails as soon as the actor or its node dies, which TCP would detect late. If the connection
+fails (a firewall between nodes), or if Ray uses TLS, all calls are Ray calls.
 
-A frame is a four-byte big-endian length and JSON: the request `[number, method, arguments]`, the response
-`[number, value]` or `[number, null, error, message, details]`, and `[number]` to cancel a call. A client sends the
-secret first; nothing else is read from a client that does not.
+A frame is a four-byte big-endian length, followed by JSON:
+
+- request: `[number, method, arguments]`
+- response: `[number, value]` or `[number, null, error, message, details]`
+- cancellation of a call: `[number]`
+
+The client must send the secret before the first frame, or the server closes the connection.
 """
 
 from __future__ import annotations
@@ -35,19 +39,19 @@ from agent_rft.errors import Discard, RftError
 
 LOG = logging.getLogger(__name__)
 CONNECT_S = 5.0
-"""Timeout for connecting, and for the secret to arrive."""
+"""Timeout for connecting, and for receiving the secret."""
 CONNECT_TRIES = 2
-"""The actor may die after it gave its address; the restarted one listens on another port."""
+"""Number of connection attempts: the actor may die after it returned its address, and restart on another port."""
 WELCOME = b"."
-"""The reply to the secret: another program that has taken the port does not send it."""
+"""Reply to the correct secret; another program that now uses the port does not send it."""
 LENGTH_BYTES = 4
 ChannelMethod = Callable[..., Awaitable[Any]]
-"""Takes and returns JSON values; an expected failure raises an RftError."""
+"""A method that takes and returns JSON values, and raises an RftError for expected failures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an actor listens, and the secret that a client must send first."""
+    """Host and port of an actor, and the secret that a client must send first."""
 
     host: str
     port: int
@@ -55,7 +59,7 @@ class Address:
 
 
 def ray_encrypts(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether Ray uses TLS; channels do not encrypt, so they must not be used then."""
+    """Whether Ray uses TLS; then channels, which do not encrypt, must not be used."""
     return environment.get("RAY_USE_TLS") == "1"
 
 
@@ -63,13 +67,13 @@ def ray_encrypts(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 class Reachable:
-    """Base class of an actor that can be called over a channel; its `__init__` calls `_serve_methods`."""
+    """Base class of actors that can be called over a channel; their `__init__` calls `_serve_methods`."""
 
     def _serve_methods(self, methods: Mapping[str, ChannelMethod]) -> None:
         self._listener = Listener(methods)
 
     async def address(self) -> Address | None:
-        """Where it listens; None if it cannot listen, or must not because Ray uses TLS."""
+        """Return the address where this actor listens; None if it cannot listen, or must not because Ray uses TLS."""
         if ray_encrypts():
             return None
         try:
@@ -79,16 +83,16 @@ class Reachable:
             return None
 
     async def lifeline(self) -> None:
-        """Never return: the call fails when the actor dies."""
+        """Never return; callers detect the death of the actor when this call fails."""
         await asyncio.Event().wait()
 
     async def call(self, method: str, arguments: Sequence[Any]) -> Any:
-        """The fallback of callers that cannot connect: one of the methods as a Ray call."""
+        """Call one of the methods through Ray, for callers that cannot connect."""
         return await outcome_of(self._listener.methods[method](*arguments))
 
 
 class Listener:
-    """Serves calls over connections; when a connection closes, its calls are cancelled."""
+    """TCP server for channel calls; cancels the calls of a connection when it closes."""
 
     def __init__(self, methods: Mapping[str, ChannelMethod]) -> None:
         self.methods = methods
@@ -96,14 +100,14 @@ class Listener:
         self._server: asyncio.Future[asyncio.Server] | None = None
 
     async def address(self, host: str) -> Address:
-        """Start to listen on a free port of `host`, unless it already listens, and return the address."""
+        """Listen on a free port of `host` unless already listening, and return the address."""
         if self._server is None:
             self._server = asyncio.ensure_future(asyncio.start_server(self._serve, host, 0))
         server = await asyncio.shield(self._server)
         return Address(host, server.sockets[0].getsockname()[1], self._secret)
 
     async def close(self) -> None:
-        """Accept no more connections."""
+        """Stop accepting connections."""
         if self._server is not None:
             (await self._server).close()
 
@@ -117,7 +121,7 @@ class Listener:
                 return
             writer.write(WELCOME)
             while True:
-                number, *call = await _read(reader)
+                number, *call = await _read_frame(reader)
                 if call:
                     task = running[number] = asyncio.create_task(self._answer(writer, number, *call))
                     task.add_done_callback(lambda _, number=number: running.pop(number))  # type: ignore[misc]
@@ -132,11 +136,11 @@ class Listener:
 
     async def _answer(self, writer: asyncio.StreamWriter, number: int, method: str, arguments: list[Any]) -> None:
         try:
-            answer = _frame([number, await self.methods[method](*arguments)])
+            answer = _encode_frame([number, await self.methods[method](*arguments)])
         except RftError as error:
-            answer = _frame([number, None, type(error).__name__, error.message, error.details], default=str)
-        except Exception:  # noqa: BLE001 - a bug, which the caller has to see
-            answer = _frame([number, None, "", traceback.format_exc(), {}])
+            answer = _encode_frame([number, None, type(error).__name__, error.message, error.details], default=str)
+        except Exception:  # noqa: BLE001 - a bug, which the caller must get
+            answer = _encode_frame([number, None, "", traceback.format_exc(), {}])
         writer.write(answer)
 
 
@@ -144,11 +148,11 @@ class Listener:
 
 
 class Channel:
-    """The client side: calls one actor from one event loop, and connects at the first call.
+    """Client that calls one actor from one event loop, and connects at the first call.
 
-    `what` names the actor in messages. `lost` is raised when the actor died or a call took longer than `deadline_s`
-    (None: no limit, for calls that have a deadline of their own). After a death it is raised once Ray knows of it and,
-    for an actor that Ray restarts, once the actor answers again, for which it has `restart_s`.
+    `what` names the actor in messages. `lost` is raised when the actor died, or when a call took longer than
+    `deadline_s` (None: no limit, for calls whose method has a deadline). If Ray restarts a dead actor, `lost` is raised
+    after the actor answers again, or after `restart_s`.
     """
 
     def __init__(
@@ -166,14 +170,14 @@ class Channel:
         self._restart_s = restart_s
         self._connection: _Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._by_ray = False
+        self._uses_ray = False
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """The result of the actor's method; cancelling this call, or its timeout, cancels the method.
+        """Call a method of the actor and return its result. Cancellation and timeout cancel the method.
 
         Raises:
-            RftError: the method raised one.
-            Discard: an instance of `lost`: the actor died or did not answer in time.
+            RftError: The method raised this error.
+            Discard: An instance of `lost`: the actor died or did not answer in time.
         """
         await self.connect()
         connection = self._connection
@@ -187,23 +191,23 @@ class Channel:
             if not deadline.expired():
                 raise
             raise self._lost(f"{self._what} did not answer within {self._deadline_s:g} s", kind="late") from None
-        except _Broken as broken:
+        except _ConnectionBroken as broken:
             with suppress(Discard):
                 await self.connect()
             why = f"the process of {self._what} was lost during a call ({broken})"
             raise self._lost(why, kind=broken.kind) from None
 
     async def connect(self) -> None:
-        """Connect unless connected; if that is impossible, switch to Ray calls for good.
+        """Connect unless already connected; if connecting fails, use Ray calls from then on.
 
         Raises:
-            Discard: an instance of `lost`: the actor does not answer.
+            Discard: An instance of `lost`: the actor does not answer.
         """
-        if self._by_ray or (self._connection is not None and self._connection.broken is None):
+        if self._uses_ray or (self._connection is not None and self._connection.broken is None):
             return
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.create_task(self._connect_now())
-            self._connecting.add_done_callback(_retrieve_exception)  # its waiters may all be cancelled
+            self._connecting.add_done_callback(_retrieve_exception)  # in case all waiters were cancelled
         await asyncio.shield(self._connecting)
 
     async def _connect_now(self) -> None:
@@ -220,15 +224,15 @@ class Channel:
                 continue
             self._connection = _Connection(reader, writer, self._actor.lifeline.remote())
             return
-        self._connection, self._by_ray = None, True
+        self._connection, self._uses_ray = None, True
 
 
 async def _open_connection(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect and send the secret.
 
     Raises:
-        OSError: nothing listens there.
-        EOFError: the actor no longer listens there.
+        OSError: The connection failed.
+        EOFError: Another program listens on the port, which did not reply to the secret.
     """
     reader, writer = await asyncio.open_connection(address.host, address.port)
     set_keep_alive(writer.get_extra_info("socket"))
@@ -246,8 +250,8 @@ def _retrieve_exception(task: asyncio.Task[None]) -> None:
         task.exception()
 
 
-class _Broken(Exception):
-    """The connection is gone, and with it the results of its pending calls; `kind` is LOST or UNREACHABLE."""
+class _ConnectionBroken(Exception):
+    """The connection broke, so its pending calls get no results; `kind` is LOST or UNREACHABLE."""
 
     def __init__(self, why: str, kind: str) -> None:
         super().__init__(why)
@@ -255,10 +259,10 @@ class _Broken(Exception):
 
 
 class _Connection:
-    """An open connection; `lifeline` is the object reference of a Ray call that ends only when the actor dies."""
+    """Open connection to an actor; `lifeline` references a Ray call that ends only when the actor dies."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lifeline: Any) -> None:
-        self.broken: _Broken | None = None
+        self.broken: _ConnectionBroken | None = None
         self._writer = writer
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -268,13 +272,13 @@ class _Connection:
         if self.broken is not None:
             raise self.broken
         number = next(self._numbers)
-        self._writer.write(_frame([number, method, arguments]))
+        self._writer.write(_encode_frame([number, method, arguments]))
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             return await answer
         except asyncio.CancelledError:
             if self.broken is None:
-                self._writer.write(_frame([number]))
+                self._writer.write(_encode_frame([number]))
             raise
         finally:
             self._waiting.pop(number, None)
@@ -282,18 +286,18 @@ class _Connection:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while True:
-                number, value, *error = await _read(reader)
+                number, value, *error = await _read_frame(reader)
                 answer = self._waiting.get(number)
                 if answer is None or answer.done():
                     continue
                 if error:
-                    answer.set_exception(_error(*error))
+                    answer.set_exception(_decode_error(*error))
                 else:
                     answer.set_result(value)
         except (OSError, EOFError):
             pass
         finally:
-            self._break("its connection ended", LOST)
+            self._break("the connection was closed", LOST)
 
     async def _watch(self, lifeline: Any) -> None:
         try:
@@ -304,10 +308,10 @@ class _Connection:
     def _break(self, why: str, kind: str) -> None:
         if self.broken is not None:
             return
-        self.broken = _Broken(why, kind)
+        self.broken = _ConnectionBroken(why, kind)
         for answer in self._waiting.values():
             if not answer.done():
-                answer.set_exception(_Broken(why, kind))
+                answer.set_exception(_ConnectionBroken(why, kind))
         self._writer.close()
         for task in self._tasks:
             if task is not asyncio.current_task():
@@ -317,23 +321,23 @@ class _Connection:
 # -- frames ------------------------------------------------------------------------------------------------------------
 
 
-def _frame(content: Sequence[Any], default: Callable[[Any], str] | None = None) -> bytes:
+def _encode_frame(content: Sequence[Any], default: Callable[[Any], str] | None = None) -> bytes:
     body = json.dumps(content, separators=(",", ":"), default=default).encode()
     return len(body).to_bytes(LENGTH_BYTES) + body
 
 
-async def _read(reader: asyncio.StreamReader) -> list[Any]:
-    """The next frame.
+async def _read_frame(reader: asyncio.StreamReader) -> list[Any]:
+    """Read the next frame.
 
     Raises:
-        EOFError: the connection was closed (asyncio.IncompleteReadError is an EOFError).
+        EOFError: The connection was closed (asyncio.IncompleteReadError is an EOFError).
     """
     length = int.from_bytes(await reader.readexactly(LENGTH_BYTES))
     content: list[Any] = json.loads(await reader.readexactly(length))
     return content
 
 
-def _error(name: str, message: str, details: dict[str, Any]) -> Exception:
+def _decode_error(name: str, message: str, details: dict[str, Any]) -> Exception:
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, RftError):
         return kind(message, **details)

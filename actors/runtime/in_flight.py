@@ -1,4 +1,4 @@
-"""What the rollouts of one process are doing and since when, so that a stall can be explained."""
+"""Current stage of each rollout of a process and its duration, to explain stalls."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Stage = Literal["session start", "sampling", "tool calls", "grading", "weight up
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """One piece of work in progress.
+    """A piece of work in progress.
 
-    `trace_id` is empty if it belongs to no rollout; `stage` is a `Stage` or a method of the learner; `for_s` is how
-    long it has lasted (not when it started: the clocks of nodes differ).
+    `trace_id` is empty if the work belongs to no rollout. `stage` is a `Stage` or a method of the learner. `for_s` is
+    the duration so far instead of a start time, because the clocks of nodes differ.
     """
 
     trace_id: str
@@ -30,28 +30,28 @@ class Doing:
 
 
 class InFlight:
-    """The stages that one process's rollouts are in; `clock` returns seconds."""
+    """Current stages of one process's rollouts; `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since: dict[str, tuple[str, float]] = {}
 
     def enter(self, trace_id: str, stage: Stage) -> None:
-        """A rollout enters this stage and leaves the previous one."""
+        """Record that a rollout enters `stage` and leaves its previous one."""
         self._since[trace_id] = stage, self._clock()
 
     def leave(self, trace_id: str) -> None:
-        """The rollout has ended."""
+        """Record that a rollout has ended."""
         self._since.pop(trace_id, None)
 
     def longest(self) -> list[Doing]:
-        """For each stage, the OF_EACH_STAGE rollouts that have been in it longest."""
+        """Return, for each stage, the OF_EACH_STAGE rollouts that have been in it longest."""
         now = self._clock()
         stages: dict[str, list[Doing]] = defaultdict(list)
         for trace_id, (stage, since) in self._since.items():
             stages[stage].append(Doing(trace_id, stage, now - since))
         return [
             doing
-            for of_stage in stages.values()
-            for doing in sorted(of_stage, key=lambda doing: -doing.for_s)[:OF_EACH_STAGE]
+            for stage_work in stages.values()
+            for doing in sorted(stage_work, key=lambda doing: -doing.for_s)[:OF_EACH_STAGE]
         ]

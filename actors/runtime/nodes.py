@@ -1,11 +1,11 @@
-"""Nodes that are for python graders only (the operator's `python_grader_nodes`), in Ray's terms.
+"""Ray resource and label of the nodes that run only python graders (the operator's `python_grader_nodes`).
 
-They have the resource PYTHON_GRADER, no cores, and the label that ELSEWHERE avoids: Ray may place actors that need no
-cores on any node, and ours have secrets among their arguments.
+These nodes have the resource PYTHON_GRADER and no CPUs. Actors that need no CPUs must avoid them with ELSEWHERE: Ray
+may place such actors on any node, and their arguments contain secrets.
 """
 
 PYTHON_GRADER = "python_grader"
-"""Its amount is how many sandboxes a grader may have there at a time. Each process of graders takes one."""
+"""Ray resource whose amount is the maximum number of concurrent sandboxes on the node. Each grader process uses one."""
 LABEL = "agent-rft/python-graders"
 ELSEWHERE = {LABEL: "!true"}
-"""The label selector of all actors that need no cores, except those of python graders."""
+"""Label selector of all actors that need no CPUs, except python grader actors."""

@@ -1,4 +1,4 @@
-"""Fast start and exit of processes that load torch or vLLM, their standard files, limits and priority."""
+"""Process setup: fast import and exit with torch or vLLM, standard streams, resource limits and priority."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 NICE_INCREMENT = 10
-"""About a tenth of the CPU time of an engine or a learner that competes for the same core."""
+"""Nice increment that leaves a process about a tenth of the CPU time of an engine or learner on the same core."""
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Disable garbage collection during slow imports, where it takes a fifth of the time and finds nothing.
+    """Context manager that disables garbage collection during slow imports, where it wastes a fifth of the time.
 
-    Afterwards all existing objects are frozen, so that later full collections, which stop the process, skip them.
+    At its end all objects are frozen, so that later full collections, which stop the process, skip them.
     """
     gc.disable()
     try:
@@ -36,7 +36,7 @@ def importing() -> Iterator[None]:
 def lower_priority() -> None:
     """Lower this process's CPU priority below that of engines and learners; child processes inherit it.
 
-    For processes that do a little work all the time and would interrupt the steps of engines and learners.
+    For processes that constantly do a little work, and would otherwise interrupt engines and learners.
     """
     for thread in os.listdir("/proc/self/task"):
         with suppress(ProcessLookupError):  # it has just ended
@@ -44,7 +44,7 @@ def lower_priority() -> None:
 
 
 def limit_process(cpu_s: int, memory_bytes: int) -> None:
-    """Limit this process: it is ended by SIGXCPU, or raises MemoryError."""
+    """Limit CPU time and memory of this process, which then gets SIGXCPU or raises MemoryError."""
     for kind, limit in (
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_DATA, memory_bytes),  # not RLIMIT_AS: Ray maps far more than it uses
@@ -56,11 +56,11 @@ def limit_process(cpu_s: int, memory_bytes: int) -> None:
 
 
 def end_process(code: int) -> NoReturn:
-    """Exit without interpreter teardown, which takes two seconds; to be called when everything is closed."""
+    """Exit without interpreter teardown, which takes two seconds. Call this after all resources are closed."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            with suppress(BrokenPipeError):  # the reader is gone
+            with suppress(BrokenPipeError):  # the reader has closed the pipe
                 stream.flush()
     os._exit(code)
 
@@ -69,10 +69,10 @@ def end_process(code: int) -> NoReturn:
 
 
 def open_standard_files() -> None:
-    """Open /dev/null in place of standard input, output and error that were closed when this process started.
+    """Open /dev/null for each of standard input, output and error that was closed when this process started.
 
-    Otherwise the next files that are opened, such as a socket or a checkpoint, get their numbers, and with them what
-    libraries and child processes print.
+    Otherwise the next open file, such as a socket or a checkpoint, gets the free file descriptor, and libraries and
+    child processes print into it.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
@@ -80,13 +80,13 @@ def open_standard_files() -> None:
 
 
 def drop_lost_output(name: Literal["stdout", "stderr"]) -> None:
-    """Make writes to a standard stream never fail.
+    """Replace a standard stream so that writes never fail.
 
-    What cannot be written, because its reader, its terminal or the space on its disk is gone, is dropped.
+    Output is dropped if the reader or the terminal is closed, or the disk is full.
     """
     stream, number = getattr(sys, name), {"stdout": 1, "stderr": 2}[name]
     if stream is not getattr(sys, f"__{name}__"):
-        return  # something else than the file is written to
+        return  # the stream was replaced, for example to capture output
     if stream is not None:
         with suppress(OSError):
             stream.flush()
@@ -96,10 +96,10 @@ def drop_lost_output(name: Literal["stdout", "stderr"]) -> None:
 
 
 class _LossyFile(io.FileIO):
-    """A file descriptor that drops what it cannot write."""
+    """File that drops output it cannot write."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         with suppress(OSError):
-            if (written := super().write(data)) is not None:  # None: it does not block, and is full
+            if (written := super().write(data)) is not None:  # None: the file is non-blocking and full
                 return written
         return memoryview(data).nbytes

@@ -1,4 +1,4 @@
-"""Clocks, sleep and jitter of code that waits, as one object that a test can replace."""
+"""Clocks, sleep and jitter as one object that tests can replace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Sources of time and randomness; clocks and sleeps are in seconds, `jitter` returns numbers in [0, 1)."""
+    """Sources of time and randomness; clocks and sleeps use seconds, `jitter` returns numbers in [0, 1)."""
 
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time

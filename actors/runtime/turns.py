@@ -1,7 +1,7 @@
-"""Engines and a learner that take turns on the devices they share: while one of them computes, the other sleeps.
+"""Time-sharing of devices between engines and a learner: one of them computes while the other is offloaded.
 
-What sleeps has given its device's memory back, and keeps what it needs in the memory of its node. The learner takes its
-turn by itself whenever it computes; it ends when the learner rests.
+Offloading frees device memory and keeps the required state in host memory. The learner acquires the devices
+automatically when it computes, and releases them to the engines when its method `rest` is called.
 """
 
 from __future__ import annotations
@@ -11,45 +11,45 @@ from typing import Protocol
 
 
 class Sleeper(Protocol):
-    """Engines or learner ranks, which are awake at first."""
+    """Protocol of engines or learner ranks that can be offloaded; they start loaded."""
 
     async def sleep(self) -> None:
-        """Return when the memory of the devices is free."""
+        """Offload to host memory; return when the device memory is free."""
 
     async def wake(self) -> None:
-        """Return when it is as before."""
+        """Reload to device memory; return when the state before `sleep` is restored."""
 
 
 class Turns:
-    """Whose turn it is; the first is the learner's. If one of them fails to wake up, it is nobody's."""
+    """Ownership of the shared devices, initially the learner's. If a reload fails, nobody owns them."""
 
     def __init__(self, engines: Sleeper, learner: Sleeper) -> None:
         self._engines = engines
         self._learner = learner
-        self._awake: Sleeper | None = learner
+        self._owner: Sleeper | None = learner
         self._lock = asyncio.Lock()
 
     async def to_learner(self) -> None:
-        """Give the learner its turn; does nothing if it has it."""
-        await self._give(self._engines, self._learner)
+        """Give the devices to the learner; do nothing if it already has them."""
+        await self._switch(self._engines, self._learner)
 
     async def to_engines(self) -> None:
-        """Give the engines their turn; does nothing if they have it."""
-        await self._give(self._learner, self._engines)
+        """Give the devices to the engines; do nothing if they already have them."""
+        await self._switch(self._learner, self._engines)
 
     async def to_new_learner(self) -> None:
-        """Give the turn to a learner whose processes are gone; new ones start awake."""
+        """Give the devices to a learner whose processes died; its new processes start loaded."""
         async with self._lock:
-            if self._awake is self._engines:
+            if self._owner is self._engines:
                 await self._engines.sleep()
-            self._awake = self._learner
+            self._owner = self._learner
 
-    async def _give(self, before: Sleeper, after: Sleeper) -> None:
+    async def _switch(self, source: Sleeper, target: Sleeper) -> None:
         async with self._lock:
-            if self._awake is after:
+            if self._owner is target:
                 return
-            if self._awake is before:
-                await before.sleep()
-            self._awake = None
-            await after.wake()
-            self._awake = after
+            if self._owner is source:
+                await source.sleep()
+            self._owner = None
+            await target.wake()
+            self._owner = target

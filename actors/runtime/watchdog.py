@@ -1,11 +1,12 @@
-"""Nothing hangs forever: every few seconds each actor of a job is asked what it is doing.
+"""Watchdog that detects hung actors of a job: every few seconds it asks each actor what it is doing.
 
-An actor that does not answer for half a minute is reported, with the rollouts that wait for it. After three minutes it
-is given up: an engine is replaced, a helper restarted, and a learner rank killed, so that the learner starts again. An
-actor that answers but makes no progress for minutes is reported too, and left to the deadlines of its work. Calls of
-tools and graders whose own deadline is hours away are not reported.
+- An actor that does not answer for half a minute is reported, with the rollouts that wait for it.
+- After three minutes the watchdog gives it up: an engine is replaced, a dispatcher or grader pool is restarted, and a
+  learner rank is killed, so that the learner restarts.
+- An actor that answers but makes no progress for minutes is only reported, since the deadlines of its work apply.
+- Calls of tools and graders that are still within a deadline of hours are not reported.
 
-Silence is counted in checks, not in seconds of a clock: after a pause of the driver itself no actor is suspected.
+Silence is counted in checks, not in clock seconds, so a pause of the driver itself raises no alarm.
 """
 
 from __future__ import annotations
@@ -26,21 +27,22 @@ from agent_rft.protocols import Emit
 
 LOOK_EVERY_S = 5.0
 SILENT_S = 30.0
-"""A busy node may be slow to answer; garbage collections and first compilations take seconds."""
+"""Silence in seconds before a report. Busy nodes, garbage collections and first compilations take seconds."""
 GIVE_UP_S = 180.0
 STALLED_S = 300.0
-"""The first report of slow work; the next one follows when it has taken twice as long."""
+"""Duration in seconds before slow work is first reported; the next report follows at twice the duration."""
 TRACES_NAMED = 5
 SESSION_START: Stage = "session start"
-"""The stage of a rollout that may wait until a rollout in a long call gives its session back."""
+"""Stage in which a rollout may wait until another rollout ends a long call and frees its session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
     """An actor to watch.
 
-    `pulse` asks what it is doing. `waits_here` says whether a piece of engine work waits for this actor (None: report
-    the actor's own work instead). `give_up` takes the reason. `incarnation` is a new object for each new process.
+    `pulse` asks the actor for its work in progress. `waits_here` returns whether a piece of engine work waits for this
+    actor (None: report the actor's work instead). `give_up` receives the reason. `incarnation` is a different object
+    for each new process.
     """
 
     name: str
@@ -51,20 +53,20 @@ class Watched:
 
 
 @dataclass(slots=True)
-class _Patient:
-    """One incarnation of an actor: its pending `pulse` call, and for how many looks that has been pending."""
+class _ActorHealth:
+    """Health of one incarnation of an actor: its pending `pulse` call, and the number of checks without an answer."""
 
     incarnation: object
-    asked: asyncio.Future[list[Doing]] | None = None
-    looks: int = 0
+    pending: asyncio.Future[list[Doing]] | None = None
+    silent_checks: int = 0
     doing: list[Doing] = field(default_factory=list)
-    named: bool = False
-    given_up: bool = False
+    is_reported: bool = False
+    is_given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What an actor said last, and for how long it has not answered since."""
+    """Last answer of an actor, and how long the actor has been silent since."""
 
     name: str
     doing: tuple[Doing, ...]
@@ -72,11 +74,11 @@ class Seen:
 
 
 class Watchdog:
-    """Watches the actors of one job.
+    """Watchdog for the actors of one job.
 
-    `watched` returns the current actors; `rollouts` returns how many rollouts have ended and how many are in flight
-    (None: the job has no rollouts). `stage_deadlines_s` has the seconds after which a stage of a rollout has ended by
-    its own deadline; stages without an entry have none.
+    `watched` returns the current actors. `rollouts` returns the numbers of ended rollouts and of rollouts in flight
+    (None: the job has no rollouts). `stage_deadlines_s` has the deadlines of rollout stages in seconds; stages without
+    an entry have no deadline.
     """
 
     def __init__(
@@ -94,108 +96,109 @@ class Watchdog:
         self._emit = emit
         self._timing = timing
         self._give_up_s = give_up_s
-        self._patients: dict[str, _Patient] = {}
-        self._ended, self._idle_looks = 0, 0
-        self._limits: dict[str, float] = {}
+        self._health: dict[str, _ActorHealth] = {}
+        self._ended, self._idle_checks = 0, 0
+        self._next_report_s: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Look every LOOK_EVERY_S seconds until cancelled."""
+        """Check the actors every LOOK_EVERY_S seconds until cancelled."""
         try:
             while True:
                 await self.look()
                 await self._timing.sleep(LOOK_EVERY_S)
         finally:
-            for patient in self._patients.values():
-                if patient.asked is not None:
-                    patient.asked.cancel()
+            for health in self._health.values():
+                if health.pending is not None:
+                    health.pending.cancel()
 
     @property
     def seen(self) -> list[Seen]:
-        """Each actor that is watched, as of the last look."""
+        """All watched actors, as of the last check."""
         return [
-            Seen(name, tuple(patient.doing), patient.looks * LOOK_EVERY_S) for name, patient in self._patients.items()
+            Seen(name, tuple(health.doing), health.silent_checks * LOOK_EVERY_S)
+            for name, health in self._health.items()
         ]
 
     async def look(self) -> None:
-        """Ask every actor for its pulse, and report those that have not answered an earlier one."""
-        watched = {one.name: one for one in self._watched()}
-        for name, patient in list(self._patients.items()):
-            if name not in watched or watched[name].incarnation is not patient.incarnation:
+        """Ask every actor for its work in progress, and report actors that have not answered earlier checks."""
+        watched = {entry.name: entry for entry in self._watched()}
+        for name, health in list(self._health.items()):
+            if name not in watched or watched[name].incarnation is not health.incarnation:
                 self._forget(name)
-        for name, one in watched.items():
-            patient = self._patients.setdefault(name, _Patient(one.incarnation))
-            if self._answered(name, patient):
-                patient.asked, patient.looks = None, 0
+        for name, entry in watched.items():
+            health = self._health.setdefault(name, _ActorHealth(entry.incarnation))
+            if self._answered(name, health):
+                health.pending, health.silent_checks = None, 0
             else:
-                patient.looks += 1
-            if patient.asked is None:
-                patient.asked = asyncio.ensure_future(one.pulse())
-        for name, one in watched.items():
-            await self._judge(one, self._patients[name])
-        self._look_for_stalls(watched)
+                health.silent_checks += 1
+            if health.pending is None:
+                health.pending = asyncio.ensure_future(entry.pulse())
+        for name, entry in watched.items():
+            await self._handle_silence(entry, self._health[name])
+        self._report_stalls(watched)
 
     def _forget(self, name: str) -> None:
-        patient = self._patients.pop(name)
-        if patient.asked is not None:
-            patient.asked.cancel()
+        health = self._health.pop(name)
+        if health.pending is not None:
+            health.pending.cancel()
 
-    def _answered(self, name: str, patient: _Patient) -> bool:
-        """Whether the actor is not silent.
+    def _answered(self, name: str, health: _ActorHealth) -> bool:
+        """Whether the actor has answered.
 
-        A death counts as an answer, since the callers whose calls failed handle it. An unreachable actor may only
-        hang, so that counts as silence.
+        The death of an actor counts as an answer, since the callers whose calls failed handle it. An unreachable actor
+        may be hanging, so it counts as silent.
         """
-        if patient.asked is None:
+        if health.pending is None:
             return True
-        if not patient.asked.done():
+        if not health.pending.done():
             return False
         try:
-            patient.doing = patient.asked.result()
+            health.doing = health.pending.result()
         except RftError as error:
             if error.details.get("kind") == UNREACHABLE:
-                patient.asked = None
+                health.pending = None
                 return False
-            patient.doing = []
+            health.doing = []
         else:
-            if patient.named:
-                self._emit(ActorAnswered(actor=name, silent_s=patient.looks * LOOK_EVERY_S))
-        patient.named = patient.given_up = False
+            if health.is_reported:
+                self._emit(ActorAnswered(actor=name, silent_s=health.silent_checks * LOOK_EVERY_S))
+        health.is_reported = health.is_given_up = False
         return True
 
-    async def _judge(self, one: Watched, patient: _Patient) -> None:
-        silent_s = patient.looks * LOOK_EVERY_S
-        if silent_s >= SILENT_S and not patient.named:
-            patient.named = True
-            waiting = one.waits_here is not None
-            work = self._affected(one, patient)
-            self._emit(ActorSilent(actor=one.name, silent_s=silent_s, work=work, waiting=waiting))
-        if silent_s >= self._give_up_s and not patient.given_up:
-            patient.given_up = True
-            await one.give_up(f"it has not answered for {silent_s:.0f} s")
+    async def _handle_silence(self, entry: Watched, health: _ActorHealth) -> None:
+        silent_s = health.silent_checks * LOOK_EVERY_S
+        if silent_s >= SILENT_S and not health.is_reported:
+            health.is_reported = True
+            waiting = entry.waits_here is not None
+            work = self._affected(entry, health)
+            self._emit(ActorSilent(actor=entry.name, silent_s=silent_s, work=work, waiting=waiting))
+        if silent_s >= self._give_up_s and not health.is_given_up:
+            health.is_given_up = True
+            await entry.give_up(f"it has not answered for {silent_s:.0f} s")
 
-    def _affected(self, one: Watched, patient: _Patient) -> tuple[str, ...]:
-        """The work that waits for a silent actor, or that the actor itself was doing."""
-        if one.waits_here is None:
-            return _longest(patient.doing)
-        everywhere = [doing for other in self._patients.values() for doing in other.doing]
-        return _longest([doing for doing in everywhere if one.waits_here(doing)])
+    def _affected(self, entry: Watched, health: _ActorHealth) -> tuple[str, ...]:
+        """Return the work that waits for a silent actor, or the work that the actor was doing."""
+        if entry.waits_here is None:
+            return _select_longest(health.doing)
+        everywhere = [doing for other in self._health.values() for doing in other.doing]
+        return _select_longest([doing for doing in everywhere if entry.waits_here(doing)])
 
-    def _look_for_stalls(self, watched: dict[str, Watched]) -> None:
-        """Report work that takes too long although its actor answers."""
-        work = [(name, doing) for name in watched for doing in self._patients[name].doing]
+    def _report_stalls(self, watched: dict[str, Watched]) -> None:
+        """Report work that takes too long on actors that answer."""
+        work = [(name, doing) for name in watched for doing in self._health[name].doing]
         for name, doing in work:
-            if not doing.trace_id and self._too_long(doing.stage, doing.for_s):
+            if not doing.trace_id and self._is_due(doing.stage, doing.for_s):
                 self._emit(WorkStalled(actor=name, stage=doing.stage, for_s=doing.for_s))
         if self._rollouts is None:
             return
         ended, in_flight = self._rollouts()
         moved = ended != self._ended or not in_flight
-        self._ended, self._idle_looks = ended, 0 if moved else self._idle_looks + 1
-        idle_s = self._idle_looks * LOOK_EVERY_S
+        self._ended, self._idle_checks = ended, 0 if moved else self._idle_checks + 1
+        idle_s = self._idle_checks * LOOK_EVERY_S
         rollouts = [(name, doing) for name, doing in work if doing.trace_id]
         if self._only_waits_for_long_calls([doing for _, doing in rollouts]):
             return
-        if self._too_long("rollouts", idle_s):
+        if self._is_due("rollouts", idle_s):
             longest = sorted(rollouts, key=lambda p: -p[1].for_s)[:TRACES_NAMED]
             shown = tuple(f"{doing} on {name}" for name, doing in longest)
             self._emit(RolloutsStalled(idle_s=idle_s, num_in_flight=in_flight, longest=shown))
@@ -211,15 +214,15 @@ class Watchdog:
                 return False
         return is_long_call
 
-    def _too_long(self, what: str, for_s: float) -> bool:
-        if for_s < self._limits.get(what, STALLED_S):
+    def _is_due(self, what: str, for_s: float) -> bool:
+        if for_s < self._next_report_s.get(what, STALLED_S):
             return False
-        self._limits[what] = 2 * for_s
+        self._next_report_s[what] = 2 * for_s
         return True
 
 
 def pulse_of(actor: Any, name: str, lost: type[Discard]) -> Callable[[], Awaitable[list[Doing]]]:
-    """A function that calls the actor's method `pulse`."""
+    """Return a function that calls the actor's method `pulse`."""
 
     async def pulse() -> list[Doing]:
         doing: list[Doing] = await ask(actor.pulse.remote(), name, lost)
@@ -229,7 +232,7 @@ def pulse_of(actor: Any, name: str, lost: type[Discard]) -> Callable[[], Awaitab
 
 
 def watched_helper(name: str, actor: Any, lost: type[Discard], waits_here: Callable[[Doing], bool]) -> Watched:
-    """A stateless actor that Ray restarts: giving it up kills it, so that Ray starts a new process."""
+    """Return the watchdog entry of a stateless actor; giving it up kills its process, which Ray restarts."""
 
     async def restart(why: str) -> None:
         ray.kill(actor, no_restart=False)
@@ -237,5 +240,5 @@ def watched_helper(name: str, actor: Any, lost: type[Discard], waits_here: Calla
     return Watched(name, pulse_of(actor, name, lost), restart, actor, waits_here)
 
 
-def _longest(doing: Sequence[Doing]) -> tuple[str, ...]:
-    return tuple(str(one) for one in sorted(doing, key=lambda one: -one.for_s)[:TRACES_NAMED])
+def _select_longest(doing: Sequence[Doing]) -> tuple[str, ...]:
+    return tuple(str(entry) for entry in sorted(doing, key=lambda entry: -entry.for_s)[:TRACES_NAMED])

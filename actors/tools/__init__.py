@@ -1,4 +1,4 @@
-"""Tool calls of a turn, and a rollout's session at the user's server: dispatcher, sessions, and their actor.
+"""Tool calls of conversation turns, and tool sessions at the user's server: dispatcher, sessions and their Ray actor.
 
-Nothing that knows engines, graders or the episode loop.
+This package does not depend on engines, graders or the episode loop.
 """

@@ -1,6 +1,7 @@
-"""The dispatcher as an actor: one message per turn, sharded by rollout if one process is not enough.
+"""Dispatcher actors for tool calls and tool sessions, their client, and their share of the endpoint limits.
 
-All calls of a rollout, and its session, belong to one shard. All shards together keep the limits of an endpoint.
+Rollouts are sharded over the actors. One shard makes all tool calls of a rollout and holds its session. All shards
+together respect the limits of each endpoint.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ MAX_NEWS = 100
 
 @ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1, label_selector=ELSEWHERE)
 class DispatcherActor(Reachable):
-    """A Dispatcher in its own process, which gets one message per turn.
+    """Dispatcher in a separate process, which receives one message per conversation turn.
 
-    Apart from counters it is stateless, so it may be restarted at any time. If the job has a `session`, it manages the
-    sessions too; after a restart it ends those that are open in `journal`, a file on this node.
+    It has no state except counters, so Ray may restart it at any time. If the job has a `session`, it also manages the
+    tool sessions. After a restart it ends the sessions that are open in `journal`, a file on this node.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class DispatcherActor(Reachable):
         signer: Signer | None = None,
     ) -> None:
         self._tracer = tracer_of(operator.traces, name, metrics)
-        # The endpoints have answered the check of the job, so a 403 of a single call does not end it.
+        # The endpoints answered the job's check, so a single 403 must not end the job.
         self._dispatcher = Dispatcher(tools, operator, signer=signer, tracer=self._tracer, has_answered=True)
         start_telemetry(metrics, name).add(lambda: live_endpoint_metrics(process_stats()))
         self._news: deque[str] = deque(maxlen=MAX_NEWS)
@@ -76,7 +77,7 @@ class DispatcherActor(Reachable):
                 has_answered=True,
             )
         self._serve_methods({"call_turn": self._call_turn, "open_session": self._open_session})
-        gc.freeze()  # otherwise each full collection traverses all imported modules
+        gc.freeze()  # otherwise each full garbage collection traverses all imported modules
         lower_priority()
 
     async def _call_turn(self, trace_id: str, item: dict[str, Any], calls: Sequence[Sequence[Any]]) -> list[Any]:
@@ -90,7 +91,7 @@ class DispatcherActor(Reachable):
             await self._sessions.start(trace_id, item, owner)
 
     async def pulse(self) -> list[Doing]:
-        """Empty: the engines report the calls that wait here."""
+        """Return an empty list, since the engines report the calls that this actor makes."""
         return []
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
@@ -127,10 +128,11 @@ def start_dispatchers(
     metrics: MetricsAddress | None = None,
     signer: Signer | None = None,
 ) -> list[Any]:
-    """Start `count` dispatcher actors that split the limits of each endpoint; fewer if one could not make any call.
+    """Start dispatcher actors that split the limits of each endpoint.
 
-    `options_of` returns Ray's options for a name and an index. With sessions, all actors run on the caller's node, also
-    after a restart, since the folder `journals` is there.
+    Starts `count` actors, or fewer if a limit is below `count`, so that each actor can make a call. `options_of`
+    returns the Ray options for a name and an index. With sessions, the actors always run on the caller's node, which
+    has the folder `journals`.
     """
     actor, on_this_node = cast(Any, DispatcherActor), {}
     limits = [tool.max_concurrency for tool in tools]
@@ -155,39 +157,44 @@ def start_dispatchers(
 
 
 def watched_dispatchers(actors: Sequence[Any]) -> list[Watched]:
-    """The dispatchers, for the watchdog; giving one up loses calls, whose rollouts are retried."""
+    """Return the dispatchers for the watchdog. A restart of a dispatcher loses calls; their rollouts are retried."""
 
-    def watched(index: int, actor: Any) -> Watched:
+    def watch(index: int, actor: Any) -> Watched:
         name = WHAT if len(actors) == 1 else f"{WHAT} ({index + 1} of {len(actors)})"
 
         def waits_here(doing: Doing) -> bool:
-            return doing.stage in ("tool calls", "session start") and _shard(doing.trace_id, len(actors)) == index
+            return (
+                doing.stage in ("tool calls", "session start") and _compute_shard(doing.trace_id, len(actors)) == index
+            )
 
         return watched_helper(name, actor, ToolFailed, waits_here)
 
-    return [watched(index, actor) for index, actor in enumerate(actors)]
+    return [watch(index, actor) for index, actor in enumerate(actors)]
 
 
-def _shard(trace_id: str, count: int) -> int:
+def _compute_shard(trace_id: str, count: int) -> int:
     return zlib.crc32(trace_id.encode()) % count
 
 
 def share_of(endpoint: E, index: int, count: int) -> E:
-    """The endpoint's settings for shard `index` of `count`: its share of the limits."""
+    """Return the endpoint's settings for shard `index` of `count`, with this shard's share of the limits."""
 
-    def part(whole: int) -> int:
-        share, rest = divmod(whole, count)
+    def split(limit: int) -> int:
+        share, rest = divmod(limit, count)
         return share + (index < rest)
 
     rate = None if endpoint.rate_limit_per_s is None else endpoint.rate_limit_per_s / count
-    update: dict[str, Any] = {"max_concurrency": part(endpoint.max_concurrency), "rate_limit_per_s": rate}
+    update: dict[str, Any] = {"max_concurrency": split(endpoint.max_concurrency), "rate_limit_per_s": rate}
     if isinstance(endpoint, SessionSpec) and endpoint.max_open is not None:
-        update["max_open"] = part(endpoint.max_open)
+        update["max_open"] = split(endpoint.max_open)
     return endpoint.model_copy(update=update)
 
 
 def journal_paths(folder: Path, count: int) -> list[Path]:
-    """The journals of `count` shards; those of a run with more shards are appended to the first one."""
+    """Return the journal paths of `count` shards.
+
+    If an earlier run had more shards, their journals are appended to the first one.
+    """
     paths = [folder.resolve() / f"sessions-{index}.jsonl" for index in range(count)]
     for orphan in sorted(set(folder.resolve().glob("sessions-*.jsonl")) - set(paths)):
         with paths[0].open("ab") as first:
@@ -197,57 +204,57 @@ def journal_paths(folder: Path, count: int) -> list[Path]:
 
 
 class DispatcherClient:
-    """The client of the dispatcher actors, with the methods of Dispatcher; held by engines and the driver."""
+    """Client of the dispatcher actors for engines and the driver, with the methods of Dispatcher and SessionBook."""
 
     def __init__(self, *actors: Any) -> None:
         self._actors = actors
-        # A call may take hours, and has a deadline of its own in the dispatcher; the watchdog restarts a hung process.
+        # The dispatcher enforces the deadlines of calls, which may take hours; the watchdog restarts a hung process.
         self._channels = [Channel(actor, WHAT, ToolFailed, deadline_s=None) for actor in actors]
 
     async def call_turn(self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """As Dispatcher.call_turn; also raises ToolFailed if the dispatcher's process dies."""
-        channel = self._channels[self._shard(trace_id)]
+        """Call Dispatcher.call_turn; also raises ToolFailed if the dispatcher process dies."""
+        channel = self._channels[self._find_shard(trace_id)]
         results = await channel.call("call_turn", trace_id, item, [astuple(call) for call in calls])
         return [ToolResult(*result) for result in results]
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
-        """EndpointClient.stats of each tool and session server, by its name ("tool 'search'")."""
+        """Return EndpointClient.stats of each tool and session server, by name ("tool 'search'")."""
         return merged(await asyncio.gather(*(self._ask(actor.endpoint_stats.remote()) for actor in self._actors)))
 
     async def open_session(self, trace_id: str, item: dict[str, Any], owner: str) -> None:
-        """As SessionBook.start; also raises ToolFailed if the dispatcher's process dies."""
-        await self._channels[self._shard(trace_id)].call("open_session", trace_id, item, owner)
+        """Call SessionBook.start; also raises ToolFailed if the dispatcher process dies."""
+        await self._channels[self._find_shard(trace_id)].call("open_session", trace_id, item, owner)
 
     def close_session(self, trace_id: str, reason: str) -> None:
-        """As SessionBook.end; a dispatcher that died ends the session after its restart."""
-        self._actors[self._shard(trace_id)].close_session.remote(trace_id, reason)
+        """Call SessionBook.end; a dispatcher that died ends the session after its restart."""
+        self._actors[self._find_shard(trace_id)].close_session.remote(trace_id, reason)
 
     def end_sessions_of(self, owner: str, reason: str) -> None:
-        """As SessionBook.end_owner."""
+        """Call SessionBook.end_owner in all dispatchers."""
         for actor in self._actors:
             actor.end_sessions_of.remote(owner, reason)
 
     async def close_sessions(self, reason: str) -> int:
-        """As SessionBook.close."""
-        left: list[int] = await asyncio.gather(
+        """Call SessionBook.close in all dispatchers; return the total number of unconfirmed ends."""
+        unconfirmed: list[int] = await asyncio.gather(
             *(self._ask(actor.close_sessions.remote(reason), CLOSE_S + QUICK_S) for actor in self._actors)
         )
-        return sum(left)
+        return sum(unconfirmed)
 
     async def session_news(self) -> list[str]:
-        """Messages for the user; each is returned once."""
+        """Return new messages for the user about sessions; each message is returned once."""
         news = await asyncio.gather(*(self._ask(actor.session_news.remote()) for actor in self._actors))
         return [text for texts in news for text in texts]
 
-    def _shard(self, trace_id: str) -> int:
-        return _shard(trace_id, len(self._actors))
+    def _find_shard(self, trace_id: str) -> int:
+        return _compute_shard(trace_id, len(self._actors))
 
     async def _ask(self, ref: Any, timeout_s: float = QUICK_S) -> Any:
         return await ask(ref, WHAT, ToolFailed, timeout_s)
 
 
 class OwnedSessions:
-    """The sessions of one worker, as episodes use them; `owner` names one incarnation of the worker."""
+    """Tool sessions of one engine worker, for its episodes; `owner` identifies one incarnation of the worker."""
 
     def __init__(self, dispatcher: DispatcherClient, owner: str) -> None:
         self._dispatcher = dispatcher

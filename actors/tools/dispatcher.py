@@ -1,7 +1,7 @@
-"""Makes all tool calls of a turn concurrently: the turn gets all results, in the order of its calls, or fails.
+"""Tool calls of a conversation turn, made concurrently; all of them return results, or the turn fails.
 
-An answer of the tool to the model is a result, even a 4xx. An infrastructure failure is a ToolFailed: it discards the
-rollout, and the turn's other calls are cancelled.
+An answer from the tool, even a 4xx, is a result for the model. An infrastructure failure raises ToolFailed, which
+cancels the turn's other calls and discards the rollout.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
 from agent_rft.types import ToolCall, ToolResult
 
 MAX_ERROR_CHARS = 2_000
-"""How much of a 4xx's text the model sees: enough for a reason, too little for a whole HTML page."""
+"""Maximum characters of a 4xx body that the model sees: enough for a reason, too few for a full HTML page."""
 TOO_LARGE = (
     "Error: HTTP 413 Content Too Large. The output is over {:,} bytes and was left out. Ask for a smaller part of it."
 )
@@ -37,7 +37,7 @@ TOO_LARGE_REQUEST = (
 
 
 class Dispatcher:
-    """Calls the tools of a job.
+    """Client of all tools of a job.
 
     For example, with one tool at http://tools/search, which answers {"output": "2 open invoices"}:
 
@@ -45,7 +45,7 @@ class Dispatcher:
         calls = [ToolCall("call_1", "search", '{"query": "invoices"}'), ToolCall("call_2", "serch", "{}")]
         await dispatcher.call_turn("trace_1", {"customer": 7}, calls)
 
-    It POSTs call_1 (its body is in `_body`) and returns:
+    It POSTs call_1 (with the body of `call_body`) and returns:
 
         [ToolResult("call_1", "2 open invoices", latency_s=0.12),
          ToolResult("call_2", "Error: there is no tool named 'serch'. The tools are: search.", error="unknown_tool")]
@@ -61,7 +61,7 @@ class Dispatcher:
         *,
         has_answered: bool = False,
     ) -> None:
-        """Make the clients of the tools. `has_answered`: see EndpointClient.
+        """Create the clients of the tools. `has_answered`: see EndpointClient.
 
         Raises:
             UserError: A URL or a header is invalid.
@@ -86,12 +86,12 @@ class Dispatcher:
         }
 
     async def call_turn(self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """The results of one turn's calls, in their order. `item` is the dataset row.
+        """Make all calls of one turn and return their results in the same order. `item` is the dataset row.
 
         Raises:
-            ToolFailed: a call failed after all retries, or the row makes it too large, or offers a tool that the job
-                does not have; the message names the endpoint and the reason.
-            EndpointRefused: a tool refuses its key, or has an address that the operator does not allow.
+            ToolFailed: A call failed after all retries, the row makes a call too large, or the row offers a tool that
+                the job does not have. The message names the endpoint and the reason.
+            EndpointRefused: A tool refuses its key, or has an address that the operator does not allow.
         """
         if len(calls) == 1:
             return [await self._call(trace_id, item, calls[0])]
@@ -103,7 +103,7 @@ class Dispatcher:
         return [task.result() for task in tasks]
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """EndpointClient.stats of each tool."""
+        """Return EndpointClient.stats of each tool, by tool name."""
         return {name: client.stats() for name, client in self._clients.items()}
 
     async def close(self) -> None:
@@ -113,10 +113,10 @@ class Dispatcher:
     async def _call(self, trace_id: str, item: dict[str, Any], call: ToolCall) -> ToolResult:
         client = self._clients.get(call.name)
         if client is None:
-            if _offers(item, call.name):
-                raise _no_server(call.name)
-            known = ", ".join(sorted(self._clients)) or "none"
-            text = f"Error: there is no tool named {cut(call.name, 100)!r}. The tools are: {known}."
+            if _has_tool(item, call.name):
+                raise _make_no_server_error(call.name)
+            names = ", ".join(sorted(self._clients)) or "none"
+            text = f"Error: there is no tool named {cut(call.name, 100)!r}. The tools are: {names}."
             return ToolResult(call.call_id, text, error="unknown_tool")
         body = json_body(call_body(trace_id, item, call))
         if len(body) > MAX_REQUEST_BYTES:
@@ -124,7 +124,7 @@ class Dispatcher:
                 client.counts.errors["too_large"] += 1
                 return ToolResult(call.call_id, TOO_LARGE_REQUEST, error="tool_error")
             client.counts.errors["request_too_large"] += 1
-            raise _row_too_large(client.what, item, len(body))
+            raise _make_row_error(client.what, item, len(body))
         with self._tracer.span(
             trace_id,
             f"execute_tool {call.name}",
@@ -134,7 +134,7 @@ class Dispatcher:
             gen_ai__tool__call__id=call.call_id,
         ) as span:
             answer = await client.post(body, call.call_id, trace_id)
-            result = _result(client, self._tools[call.name].max_output_bytes, call, answer)
+            result = _to_result(client, self._tools[call.name].max_output_bytes, call, answer)
             span.set_attribute("agent_rft.retries", result.retries)
             if result.error is not None:
                 client.counts.errors["too_large" if answer.ok else "tool_error"] += 1
@@ -143,7 +143,7 @@ class Dispatcher:
 
 
 def call_body(trace_id: str, item: dict[str, Any], call: ToolCall) -> dict[str, Any]:
-    """The request body of a call, as in the wire contract."""
+    """Return the request body of a call, as defined in the wire contract."""
     return {
         "type": "function_call",
         "id": call.call_id,
@@ -155,54 +155,54 @@ def call_body(trace_id: str, item: dict[str, Any], call: ToolCall) -> dict[str, 
     }
 
 
-def _offers(item: Mapping[str, Any], name: str) -> bool:
-    """Whether a row offers the model a tool of this name."""
+def _has_tool(item: Mapping[str, Any], name: str) -> bool:
+    """Whether the row offers the model a tool with this name."""
     tools = item.get("tools")
     functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     return any(isinstance(function, dict) and function.get("name") == name for function in functions)
 
 
-def _no_server(name: str) -> ToolFailed:
-    """The error of a call to a tool that its row offers and the job does not have: not a mistake of the model."""
+def _make_no_server_error(name: str) -> ToolFailed:
+    """Return the error for a call to a tool that the row offers but the job does not have."""
     problem, remedy = f"the row's tool {name!r} has no server", "add its server_url to the job's tools"
     return ToolFailed(f"{problem}: {remedy}", problem=problem, remedy=remedy, kind="tool_without_server")
 
 
-def _row_too_large(what: str, item: dict[str, Any], num_bytes: int) -> ToolFailed:
-    """The error of a call that is too large because of its row, which the model cannot change."""
+def _make_row_error(what: str, item: dict[str, Any], num_bytes: int) -> ToolFailed:
+    """Return the error for a call that is too large because of its row, which the model cannot change."""
     row = f"its row takes {len(json_body(item)):,} bytes"
     problem = f"{what} was not called: the call has {num_bytes:,} bytes, the limit is {MAX_REQUEST_BYTES:,}, and {row}"
     remedy = "shorten the row: keep large values in a file that the tool reads"
     return ToolFailed(f"{problem}; {remedy}", problem=problem, remedy=remedy, kind="request_too_large")
 
 
-def _result(client: EndpointClient, max_output_bytes: int, call: ToolCall, answer: HttpAnswer) -> ToolResult:
-    """The result that the model sees for an answer.
+def _to_result(client: EndpointClient, max_output_bytes: int, call: ToolCall, answer: HttpAnswer) -> ToolResult:
+    """Convert an answer to the result that the model sees.
 
     Raises:
-        ToolFailed: a 2xx without a valid output, or an error that the model cannot influence.
+        ToolFailed: The answer is a 2xx without a valid output, or an error that the model cannot influence.
     """
     result = partial(ToolResult, call.call_id, latency_s=answer.latency_s, retries=answer.retries)
-    output = None if answer.truncated else _output(answer)
+    output = None if answer.truncated else _parse_output(answer)
     if output is None and (answer.status in TOO_LARGE_STATUSES or answer.has_no_credit):
         raise client.bad_answer(answer, "the model cannot change that")
     if output is None and not answer.ok:
         text = client.scrub(answer.text).strip()
         error_text = f"Error: {status_text(answer.status)}. {cut(text, MAX_ERROR_CHARS)}".rstrip()
         return result(error_text, error="tool_error", truncated=len(text) > MAX_ERROR_CHARS)
-    if answer.truncated or (output is not None and _num_bytes(output) > max_output_bytes):
+    if answer.truncated or (output is not None and _count_bytes(output) > max_output_bytes):
         return result(TOO_LARGE.format(max_output_bytes), error="tool_error", truncated=True)
     if output is None:
         raise client.bad_answer(answer, 'the body is not a JSON object such as {"output": "..."}')
     return result(output, error=None if answer.ok else "tool_error")
 
 
-def _num_bytes(text: str) -> int:
+def _count_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def _output(answer: HttpAnswer) -> str | None:
-    """The answer's `output` as valid Unicode text; None if it has none."""
+def _parse_output(answer: HttpAnswer) -> str | None:
+    """Return the `output` in the answer as valid Unicode text; None if it is missing."""
     try:
         body = answer.json()
     except ValueError:

@@ -1,8 +1,8 @@
-"""A journal on disk of the sessions that are open at the user's server, so that they survive a killed process.
+"""Journal file of the tool sessions that may be open at the user's server, so that a new process can end them.
 
-A line is written before a session is requested, and after the server has confirmed its end. A session that is open here
-may be open there; all others are not. Lines are written without buffering, so they survive the process (not a crash of
-the machine).
+A line is written before a session is requested, and after the server has confirmed its end. A session that is open in
+the journal may be open at the server; no other session is. Lines are written without buffering, so they survive a
+killed process, but not a crash of the node.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ import os
 from pathlib import Path
 
 COMPACT_AFTER = 10_000
-"""The file is compacted after this many ended sessions (about a megabyte)."""
+"""Number of ended sessions (about 1 MB of lines) after which the file is compacted."""
 
 
 class SessionJournal:
-    """An append-only file of one process. An invalid line (torn by a kill) was never acted upon, so it is ignored."""
+    """Append-only journal file of one process.
+
+    Invalid lines are ignored: the process was killed while it wrote them, before it acted on them.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Open the journal, and read which sessions an earlier process left open.
+        """Open the journal, and read the sessions that an earlier process left open.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: The file cannot be written.
         """
         self._path = path
         self._open = _read(path)
@@ -37,7 +40,7 @@ class SessionJournal:
         """Record that a session is about to be requested.
 
         Raises:
-            OSError: it was not recorded, so the session must not be requested.
+            OSError: The session was not recorded, so it must not be requested.
         """
         self._write("start", trace_id)
         self._open[trace_id] = None
@@ -46,7 +49,7 @@ class SessionJournal:
         """Record that the server has confirmed a session's end.
 
         Raises:
-            OSError: it was not recorded; after a restart the session is ended once more, which is harmless.
+            OSError: The end was not recorded, so after a restart the session is ended again, which is harmless.
         """
         self._open.pop(trace_id, None)
         self._write("end", trace_id)
@@ -59,13 +62,13 @@ class SessionJournal:
         os.close(self._file)
 
     def _write(self, what: str, trace_id: str) -> None:
-        """Write one line; it also starts with a line break, so that a torn line (a full disk) damages only itself."""
+        """Write one line. It starts with a line break, so that it is valid even if the previous line is incomplete."""
         line = b"\n" + json.dumps({what: trace_id}).encode() + b"\n"
         if os.write(self._file, line) < len(line):
-            raise OSError(f"{self._path.name}: only a part of a line was written (the disk may be full)")
+            raise OSError(f"{self._path.name}: only part of a line was written (the disk may be full)")
 
     def _compact(self) -> int:
-        """Replace the file by one with the open sessions only; returns the new file's descriptor."""
+        """Replace the file with one that has only the open sessions; return the new file descriptor."""
         self._ended = 0
         self._path.parent.mkdir(parents=True, exist_ok=True)
         new = self._path.with_name(self._path.name + ".new")
@@ -75,7 +78,7 @@ class SessionJournal:
 
 
 def _read(path: Path) -> dict[str, None]:
-    """Trace ids that were started and not ended."""
+    """Read the trace ids of sessions that were started and not ended."""
     found: dict[str, None] = {}
     lines = path.read_bytes().splitlines() if path.exists() else []
     for line in lines:

@@ -1,9 +1,9 @@
-"""A rollout's session at the user's server: started once, and ended on every path.
+"""Tool sessions of rollouts at the user's server: each is started once, and always ended.
 
-Once a start request may have been sent, an end request is sent until the server has answered it, whatever happens to
-the rollout, its engine or this process (`session_journal`). Each session runs in its own task of the SessionBook, so a
-cancelled rollout cannot leave one open, and no end request overtakes its start request. The server may get an end
-request for a session that it does not know; any answer, such as a 404, confirms the end.
+Once a start request may have been sent, end requests are repeated until the server answers one, even if the rollout,
+its engine or this process dies (see `session_journal`). Each session has a separate asyncio task, so a cancelled
+rollout cannot leave its session open, and an end request never overtakes the start request. The server may get an end
+request for an unknown session; any answer, such as a 404, confirms the end.
 """
 
 from __future__ import annotations
@@ -29,27 +29,29 @@ from agent_rft.spec.endpoints import SessionSpec
 from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
 
 WARM_UP_STARTS = 4
-"""The number of concurrent start requests at first; each success raises it by one, up to `max_concurrency`."""
+"""Initial limit of concurrent start requests; each success raises it by one, up to `max_concurrency`."""
 END_PAUSES_S = (5.0, 10.0, 20.0, 40.0, 60.0)
-"""Pauses between attempts to end a session while the server does not answer; the last one repeats forever."""
+"""Pauses between attempts to end a session while the server does not answer; the last pause repeats forever."""
 CLOSE_S = 60.0
 CLOSE_TRIES = 3
+"""Attempts to end a session while the SessionBook closes, each with all retries of the client."""
 CLOSE_PAUSE_S = 0.5
-"""While the book closes, a failed end request is repeated this often (each time with all retries), with this pause."""
+"""Pause between these attempts."""
 NEWS_S = 60.0
-"""The least time between two events about failed end requests."""
+"""Minimum time between two events about failed end requests."""
 RESTARTED = "job_restarted"
 LOG = logging.getLogger(__name__)
 REMEMBERED = 10_000
-"""How many ends of unknown sessions are remembered: their `start` calls may arrive later."""
+"""Number of recent ends of unknown sessions to remember, since their `start` calls may arrive later."""
 
 
 @dataclass(slots=True)
 class SessionStats:
-    """Counts since the start.
+    """Session counters of one process.
 
-    `ended` counts ends that the server has confirmed, `end_failures` failed attempts to end a session; `errors` counts
-    failed starts (`start_...`) and ends (`end_...`) by kind.
+    `ended` counts ends that the server confirmed, and `end_failures` failed attempts to end a session. `recovered`
+    counts sessions that an earlier process left open. `errors` counts failed starts (`start_...`) and ends (`end_...`)
+    by kind.
     """
 
     started: int = 0
@@ -62,38 +64,39 @@ class SessionStats:
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """One session.
+    """State of one session.
 
-    `opened` is resolved when it can be used, or fails with the error; `over` gets the reason of its end. `requested`
-    says that its start may have reached the server; `refused` that it certainly was not opened, so that no end is sent.
+    `opened` completes when the session can be used, or fails with the error. `end_reason` completes when the session
+    must end. `requested`: the start request may have reached the server. `refused`: the server certainly did not open
+    the session, so no end request is sent.
     """
 
     trace_id: str
     item: dict[str, Any]
     owner: str
     opened: asyncio.Future[None]
-    over: asyncio.Future[str]
+    end_reason: asyncio.Future[str]
     requested: bool = False
     refused: bool = False
-    life: asyncio.Task[None] | None = None
+    task: asyncio.Task[None] | None = None
     starting: asyncio.Timeout | None = None
     pause: asyncio.Future[None] | None = None
 
-    def failed(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         if not self.opened.done():
             self.opened.set_exception(error)
-            self.opened.exception()  # otherwise asyncio logs it if the rollout is gone
+            self.opened.exception()  # mark it as retrieved, or asyncio logs it if no rollout waits
 
-    def ends(self, reason: str) -> None:
-        if not self.over.done():
-            self.over.set_result(reason)
+    def request_end(self, reason: str) -> None:
+        if not self.end_reason.done():
+            self.end_reason.set_result(reason)
 
 
 class SessionBook:
-    """The sessions of a job.
+    """The tool sessions of a job.
 
-    `journal` is the file that keeps them across restarts; sessions that an earlier process left open are ended first.
-    `tell` gets messages for the user.
+    `journal` is the file that records open sessions; sessions that an earlier process left open are ended first.
+    `tell` receives messages for the user.
     """
 
     def __init__(
@@ -113,8 +116,8 @@ class SessionBook:
         `has_answered`: see EndpointClient.
 
         Raises:
-            UserError: a URL or a header is invalid.
-            OSError: the journal cannot be written.
+            UserError: A URL or a header is invalid.
+            OSError: The journal cannot be written.
         """
         client = partial(
             EndpointClient,
@@ -124,9 +127,9 @@ class SessionBook:
             signer=signer,
             has_answered=has_answered,
         )
-        at_once = spec.model_copy(update={"rate_limit_per_s": None})
+        without_rate_limit = spec.model_copy(update={"rate_limit_per_s": None})
         self._starts = None if spec.start_url is None else client("session start", spec.start_url, spec)
-        self._ends = None if spec.end_url is None else client("session end", spec.end_url, at_once)
+        self._ends = None if spec.end_url is None else client("session end", spec.end_url, without_rate_limit)
         self._journal = None if journal is None else SessionJournal(journal)
         self._left_open = [] if self._journal is None else self._journal.open
         self._tell = tell
@@ -136,33 +139,33 @@ class SessionBook:
         self._max_open: AbstractAsyncContextManager[Any] = (
             nullcontext() if spec.max_open is None else asyncio.Semaphore(spec.max_open)
         )
-        # Starts are queued here and not in the client, so that the wait does not count against `timeout_s`.
-        self._max_at_once = spec.max_concurrency
-        self._at_once = min(WARM_UP_STARTS, spec.max_concurrency)
-        self._starting = asyncio.Semaphore(self._at_once)
+        # Start requests queue here instead of in the client, so that the wait does not count against `timeout_s`.
+        self._max_start_limit = spec.max_concurrency
+        self._start_limit = min(WARM_UP_STARTS, spec.max_concurrency)
+        self._starting = asyncio.Semaphore(self._start_limit)
         self._ending = asyncio.Semaphore(spec.max_concurrency)
         self._gap_s = 0.0 if spec.rate_limit_per_s is None else 1 / spec.rate_limit_per_s
         self._next_start = timing.clock()
         self._lost_owners: set[str] = set()
         self._ended_early: dict[str, None] = {}
-        self._next_news = timing.clock()
+        self._next_message_at = timing.clock()
         self._closed = False
         self._stats = SessionStats()
         self.refused_end = ""
-        """The latest answer to an end request other than a 2xx, for messages."""
+        """The latest answer to an end request that was not a 2xx, for messages."""
 
     async def start(self, trace_id: str, item: dict[str, Any], owner: str = "") -> None:
-        """Open the session of one rollout; returns when it can be used. Cancelling this ends the session.
+        """Open a rollout's session, and return when it can be used. Cancelling this call ends the session.
 
-        It waits while `max_open` sessions are open.
+        Waits while `max_open` sessions are open.
 
         Raises:
-            ToolFailed: it could not be opened, or was ended meanwhile.
-            EndpointRefused: the server refuses its key.
+            ToolFailed: The session could not be opened, or was ended before it was open.
+            EndpointRefused: The server refuses the key.
         """
         self._recover()
         if self._closed or owner in self._lost_owners or trace_id in self._ended_early:
-            raise ToolFailed(f"cannot open a session for {trace_id}: it has already ended", kind="session_over")
+            raise ToolFailed(f"cannot open a session for {trace_id}: the rollout has ended", kind="session_over")
         if trace_id in self._sessions:
             raise ValueError(f"{trace_id} already has a session")
         session = self._new(trace_id, item, owner)
@@ -173,7 +176,7 @@ class SessionBook:
             raise
 
     def end(self, trace_id: str, reason: str) -> None:
-        """End a rollout's session in the background; of several calls, the first reason counts."""
+        """End a rollout's session in the background. If called several times, the first reason is used."""
         self._recover()
         session = self._sessions.get(trace_id)
         if session is None:
@@ -181,12 +184,12 @@ class SessionBook:
             if len(self._ended_early) > REMEMBERED:
                 del self._ended_early[next(iter(self._ended_early))]
             return
-        session.ends(reason)
-        if not session.requested and session.life is not None:
-            session.life.cancel()
+        session.request_end(reason)
+        if not session.requested and session.task is not None:
+            session.task.cancel()
 
     def end_owner(self, owner: str, reason: str) -> None:
-        """End all sessions of an owner that is gone for good, and open no more for it."""
+        """End all sessions of an owner that has died, and open no more sessions for this owner."""
         self._recover()
         self._lost_owners.add(owner)
         for session in [session for session in self._sessions.values() if session.owner == owner]:
@@ -195,12 +198,12 @@ class SessionBook:
     def is_open(self, trace_id: str) -> bool:
         """Whether the rollout may use its session."""
         session = self._sessions.get(trace_id)
-        if session is None or session.over.done() or not session.opened.done():
+        if session is None or session.end_reason.done() or not session.opened.done():
             return False
         return session.opened.exception() is None
 
     def stats(self) -> dict[str, Any]:
-        """SessionStats as plain values, and the current numbers of `open` and `waiting` sessions.
+        """Return SessionStats as plain values, and the current numbers of `open` and `waiting` sessions.
 
         A session is open from its start request until the server has confirmed its end.
         """
@@ -209,10 +212,10 @@ class SessionBook:
         return {**counts, "open": opened, "waiting": len(self._sessions) - opened}
 
     async def close(self, reason: str, deadline_s: float = CLOSE_S) -> int:
-        """End all sessions and open no more; returns by the deadline.
+        """End all sessions within `deadline_s`, and open no more.
 
-        Returns how many ends the server has not confirmed; these sessions stay in the journal. Start requests in flight
-        get half of the time, so that no end overtakes them.
+        Returns the number of ends that the server did not confirm; these sessions stay in the journal. Start requests
+        in flight get half of the time to finish, so that no end request overtakes them.
         """
         self._recover()
         self._closed = True
@@ -220,17 +223,17 @@ class SessionBook:
             self.end(session.trace_id, reason)
             if session.pause is not None:
                 session.pause.cancel()
-        lives = [session.life for session in self._sessions.values() if session.life is not None]
-        if lives:
-            _, late = await asyncio.wait(lives, timeout=deadline_s / 2)
+        tasks = [session.task for session in self._sessions.values() if session.task is not None]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=deadline_s / 2)
             for session in self._sessions.values():
                 if session.starting is not None:
                     session.starting.reschedule(asyncio.get_running_loop().time())
             if late:
                 await asyncio.wait(late, timeout=deadline_s / 2)
-        for life in lives:
-            life.cancel()
-        await asyncio.gather(*lives, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for client in (self._starts, self._ends):
             if client is not None:
                 await client.close()
@@ -245,8 +248,8 @@ class SessionBook:
         loop = asyncio.get_running_loop()
         session = _Session(trace_id, item, owner, loop.create_future(), loop.create_future())
         self._sessions[trace_id] = session
-        session.life = loop.create_task(self._live(session))
-        session.life.add_done_callback(lambda _: self._task_done(session))
+        session.task = loop.create_task(self._run(session))
+        session.task.add_done_callback(lambda _: self._task_done(session))
         return session
 
     def _recover(self) -> None:
@@ -255,18 +258,18 @@ class SessionBook:
         for trace_id in left:
             session = self._new(trace_id, {}, "")
             session.requested = True
-            session.failed(ToolFailed("the session was opened by an earlier process"))
-            session.ends(RESTARTED)
+            session.fail(ToolFailed("the session was opened by an earlier process"))
+            session.request_end(RESTARTED)
             self._stats.recovered += 1
 
-    async def _live(self, session: _Session) -> None:
-        """Open and end one session; may be cancelled only before the start request."""
+    async def _run(self, session: _Session) -> None:
+        """Open and end one session. Cancel this only before the start request."""
         async with self._max_open:
             if not session.requested:
                 async with self._starting:
-                    await self._keep_rate()
+                    await self._wait_for_rate()
                     await self._start(session)
-            reason = await session.over
+            reason = await session.end_reason
             if session.refused or await self._end(session, reason):
                 self._journal_end(session.trace_id)
                 del self._sessions[session.trace_id]
@@ -275,10 +278,10 @@ class SessionBook:
         if not session.requested:
             self._sessions.pop(session.trace_id, None)
         why = f"the session of {session.trace_id} was ended before it was open"
-        session.failed(ToolFailed(why, kind="session_over"))
+        session.fail(ToolFailed(why, kind="session_over"))
 
-    async def _keep_rate(self) -> None:
-        """Wait until this start request keeps `1 / rate_limit_per_s` seconds from the previous one."""
+    async def _wait_for_rate(self) -> None:
+        """Wait until `1 / rate_limit_per_s` seconds after the previous start request."""
         now = self._timing.clock()
         start_at = max(now, self._next_start)
         self._next_start = start_at + self._gap_s
@@ -286,7 +289,7 @@ class SessionBook:
             await self._timing.sleep(start_at - now)
 
     async def _start(self, session: _Session) -> None:
-        """Send the start request; a failure goes to the rollout, and the session is then ended at once."""
+        """Send the start request; if it fails, pass the error to the rollout and end the session immediately."""
         session.requested = True
         try:
             self._journal_start(session)
@@ -294,9 +297,9 @@ class SessionBook:
                 body = {"type": "session_start", "trace_id": session.trace_id, "item": session.item}
                 answer = await self._post(self._starts, body, "start")
             if self._starts is not None and answer is not None and not answer.ok:
-                raise self._starts.bad_answer(answer, "a session that is ready must be answered with 200")
+                raise self._starts.bad_answer(answer, "the server must answer 200 once the session is ready")
         except TimeoutError:
-            self._start_failed(session, ToolFailed("session start: all sessions are being ended", kind="session_over"))
+            self._start_failed(session, ToolFailed("session start: the run ends all sessions", kind="session_over"))
         except RftError as error:
             session.refused = session.refused or isinstance(error, EndpointRefused)
             self._start_failed(session, error)
@@ -304,21 +307,21 @@ class SessionBook:
             self._stats.started += 1
             if not session.opened.done():
                 session.opened.set_result(None)
-            if self._at_once < self._max_at_once:
-                self._at_once += 1
+            if self._start_limit < self._max_start_limit:
+                self._start_limit += 1
                 self._starting.release()
         finally:
             session.starting = None
-            session.item = {}  # rows may be large, and it is no longer needed
+            session.item = {}  # free the row, which may be large
 
     def _start_failed(self, session: _Session, error: RftError) -> None:
         self._stats.start_failures += 1
         self._stats.errors[f"start_{error.details.get('kind', 'other')}"] += 1
-        session.failed(error)
-        session.ends("start_failed")
+        session.fail(error)
+        session.request_end("start_failed")
 
     async def _end(self, session: _Session, reason: str) -> bool:
-        """Send end requests until the server confirms; False if the book is closed before that."""
+        """Send end requests until the server answers; return False if the SessionBook closes before that."""
         failures = last_failures = 0
         while not await self._send_end(session.trace_id, reason):
             last_failures += self._closed
@@ -336,7 +339,7 @@ class SessionBook:
         return True
 
     async def _send_end(self, trace_id: str, reason: str) -> bool:
-        """Send one end request; returns whether the server answered, in whatever way."""
+        """Send one end request; return whether the server answered, with any status."""
         body = {"type": "session_end", "trace_id": trace_id, "reason": reason}
         try:
             async with self._ending:
@@ -345,9 +348,9 @@ class SessionBook:
             self._stats.end_failures += 1
             self._stats.errors[f"end_{error.details.get('kind', 'other')}"] += 1
             now = self._timing.clock()
-            if now >= self._next_news:
-                self._next_news = now + NEWS_S
-                self._tell(f"sessions that are over cannot be ended, which is tried again and again: {error.message}")
+            if now >= self._next_message_at:
+                self._next_message_at = now + NEWS_S
+                self._tell(f"session end requests fail, and are retried until one is answered: {error.message}")
             return False
         if self._ends is not None and answer is not None and not answer.ok:
             self._stats.errors[f"end_{answer.status}"] += 1
@@ -355,7 +358,7 @@ class SessionBook:
         return True
 
     async def _post(self, client: EndpointClient | None, body: dict[str, Any], what: str) -> HttpAnswer | None:
-        """The answer; None if the job has no such URL, so that there is nothing to send."""
+        """Send a request and return the answer; None if the job has no URL for it, so that nothing is sent."""
         if client is None:
             return None
         trace_id = body["trace_id"]
@@ -369,7 +372,7 @@ class SessionBook:
         """Record the session in the journal.
 
         Raises:
-            ToolFailed: the journal cannot be written, so the session is not requested.
+            ToolFailed: The journal cannot be written, so the session must not be requested.
         """
         if self._journal is None:
             return
@@ -378,7 +381,7 @@ class SessionBook:
         except OSError as error:
             session.refused = True
             raise ToolFailed(
-                f"no session was opened: its journal cannot be written ({error.strerror})", kind="disk"
+                f"no session was opened: the session journal cannot be written ({error.strerror})", kind="disk"
             ) from None
 
     def _journal_end(self, trace_id: str) -> None:
@@ -387,4 +390,4 @@ class SessionBook:
         try:
             self._journal.ended(trace_id)
         except OSError as error:
-            self._tell(f"the journal of sessions cannot be written ({error.strerror})")
+            self._tell(f"the session journal cannot be written ({error.strerror})")

@@ -1,1 +1,1 @@
-"""HTTP connections to endpoints: which addresses are allowed, through which proxy, and the transport."""
+"""HTTP connections to endpoints: allowed addresses, proxies and transport."""

@@ -1,7 +1,7 @@
-"""The SSRF guard: a job's endpoints may have public addresses only, and those that the operator allows.
+"""SSRF guard: restricts a job's endpoints to public addresses and addresses that the operator allows.
 
-The address and port are checked when the socket is created, so no connection is made to a forbidden one, whatever the
-host name resolved to before and however the URL writes a numeric address.
+The address and port are checked when the socket is created. No earlier resolution of the host name and no notation of a
+numeric address can therefore bypass the check.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WHERE = "allowed_networks in the operator's configuration (agent-rft.yaml, --con
 
 
 class Kind(StrEnum):
-    """Why an address is forbidden."""
+    """Kind of forbidden address."""
 
     METADATA = "a cloud metadata address"
     CARRIER = "a carrier-grade NAT address"
@@ -39,7 +39,9 @@ class Kind(StrEnum):
 
 
 NEVER_BY_NAME = frozenset({Kind.METADATA, Kind.UNSPECIFIED, Kind.LINK_LOCAL, Kind.MULTICAST})
-"""What no host entry opens, only a network: no tool is there, and who controls the name would get there."""
+"""Kinds that only a network entry can allow, not a host entry.
+
+No tool has such an address, and a host entry would let the owner of the name redirect requests to it."""
 _FORBIDDEN = {
     ip_network("168.63.129.16/32"): Kind.METADATA,
     ip_network("169.254.169.254/32"): Kind.METADATA,
@@ -52,10 +54,10 @@ _FORBIDDEN = {
     ip_network("192.88.99.0/24"): Kind.RESERVED,
     ip_network("fec0::/10"): Kind.PRIVATE,
 }
-"""In addition to what `ipaddress` knows: kinds with a more precise name, and networks that it considers global."""
+"""Networks that `ipaddress` considers global or classifies less precisely."""
 _LOCAL = tuple(map(ip_network, ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7")))
-"""Loopback and private networks (RFC 1918, RFC 4193). `is_private` of `ipaddress` also covers reserved networks."""
-_EMBEDDED_IPV4 = {  # IPv6 network -> how many bits the embedded IPv4 address is shifted to the left
+"""Loopback and private networks (RFC 1918, RFC 4193). `ipaddress` counts reserved networks as private, too."""
+_EMBEDDED_IPV4 = {  # IPv6 network -> left shift of the embedded IPv4 address in bits
     ip_network("::/96"): 0,  # IPv4-compatible, deprecated
     ip_network("64:ff9b::/96"): 0,  # NAT64
     ip_network("64:ff9b:1::/48"): 0,  # NAT64 of a site
@@ -64,9 +66,10 @@ _EMBEDDED_IPV4 = {  # IPv6 network -> how many bits the embedded IPv4 address is
 
 
 class ForbiddenAddress(OSError):
-    """No socket is created for `address`; `why` says what it is, and `remedy` which entry would allow it.
+    """The guard forbids `address`; `why` describes its kind, and `remedy` names the entry that would allow it.
 
-    The message is the same for all addresses: if several fail, asyncio then raises the first error as it is.
+    All instances have the same message: asyncio raises the first of several errors unchanged only if their messages are
+    equal.
     """
 
     def __init__(self, address: str, why: str, remedy: str) -> None:
@@ -77,38 +80,43 @@ class ForbiddenAddress(OSError):
 
 
 class AddressMistake(NamedTuple):
-    """What is wrong with the address in a URL."""
+    """Problem with the address in a URL, and its fix."""
 
     message: str
     remedy: str
 
 
 class Guard:
-    """Decides what may be connected to: public addresses, and what is `allowed`."""
+    """Guard that permits connections to public addresses and to `allowed` ones only."""
 
     def __init__(self, allowed: Sequence[Allowed] = ()) -> None:
         self._allowed = tuple(allowed)
 
     def check(self, address: IPAddress, port: int, host: str = "") -> None:
-        """Check a connection for a URL whose host is `host`, as yarl writes it; it matters only if it is a name.
+        """Check a connection for a URL with this `host`, as yarl writes it; the operator may allow a host by name.
 
         Raises:
-            ForbiddenAddress: the connection is forbidden.
+            ForbiddenAddress: The connection is forbidden.
         """
-        embedded = _embedded(address)
-        if self._has(address, port) or (embedded and all(self._has(form, port) for form in embedded)):
+        embedded = _extract_ipv4(address)
+        if self._allows(address, port) or (embedded and all(self._allows(candidate, port) for candidate in embedded)):
             return
-        kinds = [kind for form in (*embedded, address) if (kind := _kind(form)) is not None]
-        if not kinds or (NEVER_BY_NAME.isdisjoint(kinds) and self._has_host(host, port)):
+        kinds = [kind for candidate in (*embedded, address) if (kind := _classify(candidate)) is not None]
+        if not kinds or (NEVER_BY_NAME.isdisjoint(kinds) and self._allows_host(host, port)):
             return
-        if is_local(address) and self._has_host(host, port, is_local_only=True):
+        if is_local(address) and self._allows_host(host, port, is_local_only=True):
             return
-        other_ports = any(entry.port is not None and _holds(entry, (address, *embedded)) for entry in self._allowed)
+        other_ports = any(
+            entry.port is not None and _contains_any(entry, (address, *embedded)) for entry in self._allowed
+        )
         why = f"{kinds[0]}, which is allowed on other ports only" if other_ports else kinds[0].value
         raise ForbiddenAddress(str(address), why, _remedy(kinds, address, port, host))
 
     def mistake(self, url: str) -> AddressMistake | None:
-        """What is wrong with a URL whose host is a numeric address; host names are checked on connection."""
+        """Return the problem with a URL whose host is a forbidden numeric address, else None.
+
+        Host names are checked when a connection is made.
+        """
         parsed = URL(url)
         address = parse_address(parsed.raw_host or "")
         if address is None:
@@ -120,32 +128,32 @@ class Guard:
         return None
 
     def make_socket(self, host: str, info: tuple[Any, ...]) -> socket.socket:
-        """A socket for one of the results of getaddrinfo, for a URL whose host is `host`.
+        """Create a socket for `info`, a result of getaddrinfo for a URL with this `host`.
 
         Raises:
-            ForbiddenAddress: the address is forbidden.
+            ForbiddenAddress: The address is forbidden.
         """
         family, kind, protocol, _, (address, port, *_) = info
         self.check(ip_address(address), port, host)
         return socket.socket(family, kind, protocol)
 
     def connector(self, url: URL, resolver: AbstractResolver | None = None, **options: Any) -> aiohttp.TCPConnector:
-        """A connector for requests to the host of `url`."""
+        """Create a connector for requests to the host of `url`."""
         host = url.raw_host or ""
-        return _OneHost(host, resolver=resolver, socket_factory=partial(self.make_socket, host), **options)
+        return _SingleHostConnector(host, resolver=resolver, socket_factory=partial(self.make_socket, host), **options)
 
-    def _has(self, address: IPAddress, port: int) -> bool:
-        return any(entry.port in (None, port) and _holds(entry, (address,)) for entry in self._allowed)
+    def _allows(self, address: IPAddress, port: int) -> bool:
+        return any(entry.port in (None, port) and _contains_any(entry, (address,)) for entry in self._allowed)
 
-    def _has_host(self, host: str, port: int, is_local_only: bool = False) -> bool:
+    def _allows_host(self, host: str, port: int, is_local_only: bool = False) -> bool:
         return any(
             entry.port in (None, port) and entry.host == host and entry.is_local_only is is_local_only
             for entry in self._allowed
         )
 
 
-class _OneHost(aiohttp.TCPConnector):
-    """Connects to one host only, since what the guard allows depends on the URL's host."""
+class _SingleHostConnector(aiohttp.TCPConnector):
+    """Connector for a single host, since the guard's decision depends on the URL's host."""
 
     def __init__(self, host: str, **options: Any) -> None:
         super().__init__(**options)
@@ -153,35 +161,35 @@ class _OneHost(aiohttp.TCPConnector):
 
     async def connect(self, req: aiohttp.ClientRequest, *args: Any, **options: Any) -> aiohttp.connector.Connection:
         if req.url.raw_host != self._host:
-            raise ValueError("a connector was used for another host than its own")
+            raise ValueError(f"this connector is only for the host {self._host}")
         return await super().connect(req, *args, **options)
 
 
 def is_local(address: IPAddress) -> bool:
     """Whether the address is a loopback or private address, and not a cloud metadata address."""
-    form = (address.ipv4_mapped if isinstance(address, IPv6Address) else None) or address
-    return _kind(form) is not Kind.METADATA and any(form in network for network in _LOCAL)
+    candidate = (address.ipv4_mapped if isinstance(address, IPv6Address) else None) or address
+    return _classify(candidate) is not Kind.METADATA and any(candidate in network for network in _LOCAL)
 
 
 def is_public(address: IPAddress) -> bool:
-    """Whether the guard allows the address to everybody."""
-    return all(_kind(form) is None for form in (*_embedded(address), address))
+    """Whether the guard allows the address without an entry of the operator."""
+    return all(_classify(candidate) is None for candidate in (*_extract_ipv4(address), address))
 
 
-def _holds(entry: Allowed, addresses: tuple[IPAddress, ...]) -> bool:
+def _contains_any(entry: Allowed, addresses: tuple[IPAddress, ...]) -> bool:
     return entry.network is not None and any(address in entry.network for address in addresses)
 
 
 def _remedy(kinds: Sequence[Kind], address: IPAddress, port: int, host: str) -> str:
     if Kind.METADATA in kinds:
-        return "set the endpoint's own URL: this address gives out the machine's credentials"
+        return "set the URL of the endpoint: this address returns the node's cloud credentials"
     entry = f"[{address}]:{port}" if isinstance(address, IPv6Address) else f"{address}:{port}"
     if not host or parse_address(host) is not None or not NEVER_BY_NAME.isdisjoint(kinds):
         return f"add {entry} to {WHERE}"
-    return f"add {entry}, or {host}:{port} if who answers for that name can be trusted, to {WHERE}"
+    return f"add {entry} to {WHERE}, or {host}:{port} if you trust the owner of that name"
 
 
-def _kind(address: IPAddress) -> Kind | None:
+def _classify(address: IPAddress) -> Kind | None:
     for network, kind in _FORBIDDEN.items():
         if address in network:
             return kind
@@ -198,8 +206,8 @@ def _kind(address: IPAddress) -> Kind | None:
     return None if address.is_global else Kind.RESERVED
 
 
-def _embedded(address: IPAddress) -> tuple[IPv4Address, ...]:
-    """The IPv4 addresses that this IPv6 address embeds, and traffic to it may reach."""
+def _extract_ipv4(address: IPAddress) -> tuple[IPv4Address, ...]:
+    """Return the IPv4 addresses embedded in an IPv6 address, which traffic to it may reach."""
     if isinstance(address, IPv4Address):
         return ()
     if address.ipv4_mapped is not None:
@@ -214,9 +222,9 @@ def _embedded(address: IPAddress) -> tuple[IPv4Address, ...]:
 
 
 def parse_address(host: str) -> IPAddress | None:
-    """Return the address of a numeric host, or None for a name.
+    """Return the address of a numeric host; None for a name.
 
-    Understands every notation that getaddrinfo accepts, such as 2130706433, 0x7f.1 and 0177.1.
+    Accepts every notation that getaddrinfo accepts, such as 2130706433, 0x7f.1 and 0177.1.
     """
     try:
         return ip_address(host)

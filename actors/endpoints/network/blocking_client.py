@@ -1,6 +1,6 @@
-"""An httpx client for commands: its settings are checked, its errors are in our words.
+"""Blocking HTTP client for commands, based on httpx: checked settings and readable errors.
 
-No text of an exception of httpx is shown: some contain the headers, and with them the key.
+Messages of httpx exceptions are never shown, since some contain the headers, including the key.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from agent_rft.spec.keys import KEY_REMEDY, key_mistake
 
 
 class Setting(NamedTuple):
-    """A value, and where the user has set it: an option, a variable or a file."""
+    """Value of a setting, and its source: an option, an environment variable or a file."""
 
     value: str
     source: str
 
 
 class BlockingClient(httpx.Client):
-    """A client of one server, which is reached through `proxy` if there is one."""
+    """Client of one server, which it reaches through `proxy` if it is set."""
 
     def __init__(self, url: str, headers: Mapping[str, str], timeout: httpx.Timeout, proxy: Proxy | None) -> None:
         super().__init__(
@@ -35,8 +35,8 @@ class BlockingClient(httpx.Client):
             headers=headers,
             timeout=timeout,
             proxy=None if proxy is None else proxy.url,
-            trust_env=False,  # httpx would read the proxies itself, and fail at those that it does not support
-            verify=httpx.create_ssl_context(),  # SSL_CERT_FILE of the environment counts
+            trust_env=False,  # otherwise httpx reads the proxies, and raises for unsupported ones
+            verify=httpx.create_ssl_context(),  # respects SSL_CERT_FILE
         )
         self.proxy = proxy
 
@@ -51,10 +51,10 @@ def client_at(
     """Return a client that sends `key` and `headers` to the server at `url`.
 
     Raises:
-        UserError: The URL, the key, a header or the proxy for the URL is not valid.
+        UserError: The URL, the key, a header or the proxy for the URL is invalid.
     """
     if mistake := base_url_mistake(url.value):
-        raise UserError(f"{url.source} {mistake}: give one such as https://host/v1")
+        raise UserError(f"{url.source} {mistake}: set a URL such as https://host/v1")
     for setting in (key, *(headers or {}).values()):
         if mistake := key_mistake(setting.value):
             raise UserError(f"{setting.source} {mistake}: {KEY_REMEDY}")
@@ -63,7 +63,7 @@ def client_at(
 
 
 class Unreachable(Exception):
-    """No complete response arrived; `why` is a sentence that names the server and its proxy."""
+    """No complete response arrived; `why` names the server, its proxy and the reason."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -72,11 +72,11 @@ class Unreachable(Exception):
 
 @contextmanager
 def in_our_words(client: httpx.Client) -> Iterator[None]:
-    """Context manager of a request and the reading of its response.
+    """Context manager that translates httpx errors while a request is sent and its response is read.
 
     Raises:
         Unreachable: No complete response arrived.
-        UserError: The request cannot be sent, since it contains characters that no URL has.
+        UserError: The request contains characters that are invalid in a URL.
     """
     try:
         yield
@@ -85,11 +85,11 @@ def in_our_words(client: httpx.Client) -> Iterator[None]:
         through = "" if proxy is None else f" through {proxy}"
         raise Unreachable(f"{safe_url(str(client.base_url))} does not answer{through}: {reason(error)}") from None
     except (httpx.InvalidURL, UnicodeError):
-        raise UserError("a name or id contains characters that cannot be sent: check how it is written") from None
+        raise UserError("a name or id contains characters that are invalid in a URL: check its spelling") from None
 
 
 def reason(error: httpx.RequestError) -> str:
-    """Return what went wrong."""
+    """Return the reason why a request failed, without text from httpx."""
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)
@@ -98,15 +98,15 @@ def reason(error: httpx.RequestError) -> str:
             case ssl.SSLCertVerificationError():
                 return "its TLS certificate is not trusted"
             case ssl.SSLError():
-                return "it does not speak TLS"
+                return "it does not support TLS"
             case httpx.ProxyError():
                 return "the proxy refuses the connection"
             case httpx.ConnectTimeout():
-                return "no connection in time"
+                return "the connection timed out"
             case httpx.TimeoutException():
-                return "no answer in time"
+                return "the response timed out"
             case httpx.DecodingError():
-                return "the response is not encoded as its header says"
+                return "the response body does not match its Content-Encoding"
             case OSError(errno=int(number)) if number > 0:
                 return os.strerror(number)
             case OSError(strerror=str(text)):  # getaddrinfo's

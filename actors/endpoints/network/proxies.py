@@ -1,7 +1,7 @@
-"""The proxy that the environment names for a URL: HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY.
+"""HTTP proxy settings from the environment: HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY.
 
-It is for addresses that the operator or the user of a command has set. The endpoints of jobs never go through a proxy:
-it would connect to addresses that their guard forbids.
+Proxies apply only to URLs set by the operator or by the user of a command. Requests to the endpoints of jobs never use
+a proxy, since it could connect to addresses that the SSRF guard forbids.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agent_rft.spec.keys import variable
 
 
 class Proxy(NamedTuple):
-    """An HTTP proxy; its URL may contain a password."""
+    """An HTTP proxy, and the environment variable that sets it; the URL may contain a password."""
 
     url: str
     variable: str
@@ -30,23 +30,23 @@ class Proxy(NamedTuple):
 
 
 def proxy_for(url: str, environment: Mapping[str, str] = os.environ) -> Proxy | None:
-    """Return the proxy for a URL; None if there is none, and for loopback addresses and what NO_PROXY names.
+    """Return the proxy for a URL; None if no proxy is set, or for loopback addresses and hosts in NO_PROXY.
 
     Raises:
-        UserError: The environment names a proxy that is not an HTTP proxy.
+        UserError: The environment names a proxy that is invalid or not an HTTP proxy.
     """
     parsed = URL(url)
-    if _is_direct(parsed.host or "", parsed.port, _either(environment, "no_proxy")[1]):
+    if _is_direct(parsed.host or "", parsed.port, _read_variable(environment, "no_proxy")[1]):
         return None
     for name in (f"{parsed.scheme}_proxy", "all_proxy"):
-        found, value = _either(environment, name)
+        found, value = _read_variable(environment, name)
         if value is not None:
-            return _checked(value, found, parsed)
+            return _parse_proxy(value, found, parsed)
     return None
 
 
 def proxy_mistake(url: str, environment: Mapping[str, str] = os.environ) -> str | None:
-    """What is wrong with the proxy for a URL; None if nothing is."""
+    """Return the problem with the proxy for a URL; None if there is no problem."""
     try:
         proxy_for(url, environment)
     except UserError as error:
@@ -54,8 +54,8 @@ def proxy_mistake(url: str, environment: Mapping[str, str] = os.environ) -> str 
     return None
 
 
-def _either(environment: Mapping[str, str], name: str) -> tuple[str, str | None]:
-    """A variable in lower case or, if it is not set, in upper case, as other programs read it."""
+def _read_variable(environment: Mapping[str, str], name: str) -> tuple[str, str | None]:
+    """Return the name and value of a variable: in lower case or, if that is not set, in upper case, as curl does."""
     lower, upper = variable(environment, name), variable(environment, name.upper())
     return (name.upper(), upper) if lower is None else (name, lower)
 
@@ -63,20 +63,20 @@ def _either(environment: Mapping[str, str], name: str) -> tuple[str, str | None]
 def _is_direct(host: str, port: int | None, no_proxy: str | None) -> bool:
     if host == "localhost" or host.endswith(".localhost"):
         return True
-    excepted = [name for entry in (no_proxy or "").split(",") if (name := entry.strip().lower().lstrip("."))]
-    with suppress(ValueError):  # a name
+    exceptions = [name for entry in (no_proxy or "").split(",") if (name := entry.strip().lower().lstrip("."))]
+    with suppress(ValueError):  # the host is a name
         address = ip_address(host)
         if address.is_loopback or address.is_unspecified:
             return True
-        for entry in excepted:
-            with suppress(ValueError):  # a name, or with a port
+        for entry in exceptions:
+            with suppress(ValueError):  # a name, or an address with a port
                 if address in ip_network(entry, strict=False):
                     return True
     names = {"*", host, f"{host}:{port}"}
-    return any(entry in names or host.endswith(f".{entry}") for entry in excepted)
+    return any(entry in names or host.endswith(f".{entry}") for entry in exceptions)
 
 
-def _checked(value: str, name: str, target: URL) -> Proxy:
+def _parse_proxy(value: str, name: str, target: URL) -> Proxy:
     url = value if "://" in value else f"http://{value}"
     if url_mistake(url) is None:
         return Proxy(url, name)

@@ -1,4 +1,4 @@
-"""One HTTP request and its response. aiohttp's errors are mapped here and only here, without the secrets in them."""
+"""HTTP transport: one request and its response, with aiohttp's errors mapped to errors without secrets."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from agent_rft.actors.runtime.keep_alive import set_keep_alive
 from agent_rft.spec.endpoints import MAX_OUTPUT_BYTES
 
 MAX_BODY_BYTES = 6 * MAX_OUTPUT_BYTES + 65_536
-"""How much of a body is read: JSON encodes a byte of output as up to six (\\u0000); the rest is for other keys."""
+"""Maximum bytes read of a body: JSON takes up to 6 per byte of output (\\u0000); the rest is for other keys."""
 WAIT_STATUSES = frozenset({408, 425, 429, 503})
 REMAINING = ("X-RateLimit-Remaining", "RateLimit-Remaining")
-"""Headers with the number of requests that are left until the endpoint's rate limit."""
+"""Headers with the number of requests left before the endpoint's rate limit."""
 CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_S = 4.0
-"""Seconds for which an unused connection stays open. Less than the five seconds of uvicorn and Node, so that no
-connection is reused while the server closes it."""
+"""Seconds that an idle connection stays open: less than the 5 s of uvicorn and Node, so that no connection is reused
+while the server closes it."""
 
 
 class Reply(NamedTuple):
-    """The response to one request; `truncated` says that `body` holds only the first MAX_BODY_BYTES."""
+    """The response to one request; `truncated` means that `body` holds only the first MAX_BODY_BYTES."""
 
     status: int
     body: bytes
     truncated: bool
     retry_after: str | None
     rate_limited: bool = False
-    """Whether a header says that the endpoint's rate limit is reached."""
+    """Whether a header reports that the endpoint's rate limit is reached."""
 
     @property
     def asks_to_wait(self) -> bool:
-        """Whether the same request may be answered later."""
+        """Whether the endpoint asks to send the same request again later."""
         if self.status in WAIT_STATUSES:
             return True
         return self.status == 403 and (self.retry_after is not None or self.rate_limited)
 
 
 class TransportError(Exception):
-    """No complete response arrived; `connected` says whether there was a connection."""
+    """No complete response arrived; `connected`: whether the connection was established."""
 
     def __init__(self, why: str, connected: bool) -> None:
         super().__init__(why)
@@ -56,7 +56,7 @@ class TransportError(Exception):
 
 
 class Transport:
-    """POSTs JSON to one URL."""
+    """HTTP transport that POSTs JSON to one URL."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class Transport:
         """Send one request.
 
         Raises:
-            TransportError: no complete response arrived.
-            ForbiddenAddress: the host resolves to a forbidden address.
+            TransportError: No complete response arrived.
+            ForbiddenAddress: The host resolves to a forbidden address.
         """
         try:
             async with self._open_session().post(
@@ -88,7 +88,7 @@ class Transport:
                 allow_redirects=False,
                 proxy=None if self._proxy is None else self._proxy.url,
             ) as response:
-                body, truncated = await _read(response.content, MAX_BODY_BYTES)
+                body, truncated = await _read_body(response.content, MAX_BODY_BYTES)
                 rate_limited = any(response.headers.get(name) == "0" for name in REMAINING)
                 return Reply(response.status, body, truncated, response.headers.get("Retry-After"), rate_limited)
         except (aiohttp.ClientError, OSError) as error:
@@ -105,9 +105,10 @@ class Transport:
             self._session = None
 
     def _open_session(self) -> aiohttp.ClientSession:
-        """The session, created in the event loop that uses it.
+        """Return the aiohttp session, created at the first call so that it belongs to the running event loop.
 
-        The gate limits its connections. It keeps no cookies, since they would leak from one rollout to the next.
+        It has no connection limit, since the gate limits requests. Cookies are ignored, since they would leak from one
+        rollout to the next.
         """
         if self._session is None:
             headers = CIMultiDict({"Content-Type": "application/json"})
@@ -123,7 +124,7 @@ class Transport:
 
 
 class _Request(aiohttp.ClientRequest):
-    """A request whose connection sends TCP keep-alive probes while the endpoint works on it."""
+    """Request whose connection sends TCP keep-alive probes until the response arrives."""
 
     async def send(self, conn: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
         if conn.transport is not None:
@@ -131,9 +132,9 @@ class _Request(aiohttp.ClientRequest):
         return await super().send(conn)
 
 
-async def _read(stream: aiohttp.StreamReader, limit: int) -> tuple[bytes, bool]:
-    """The first `limit` bytes, and whether there was more."""
-    body = await stream.readany()  # most bodies come in one piece
+async def _read_body(stream: aiohttp.StreamReader, limit: int) -> tuple[bytes, bool]:
+    """Read the first `limit` bytes; return them and whether the stream had more."""
+    body = await stream.readany()  # most bodies arrive in one chunk
     if stream.at_eof() and len(body) <= limit:
         return body, False
     pieces = bytearray(body)
@@ -145,7 +146,7 @@ async def _read(stream: aiohttp.StreamReader, limit: int) -> tuple[bytes, bool]:
 
 
 def describe(error: Exception) -> str:
-    """What went wrong. Not str(error): some of aiohttp's messages contain the whole URL with its query."""
+    """Return the reason of an error, without the text of aiohttp, which may contain the full URL with its query."""
     if isinstance(error, aiohttp.ClientHttpProxyError):
         return f"the connection was refused ({status_text(error.status)})"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):

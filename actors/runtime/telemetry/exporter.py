@@ -1,10 +1,13 @@
-"""How metrics reach Prometheus: one port per node serves the metrics of all jobs and processes on that node.
+"""Export of metrics to Prometheus: one port per node serves the metrics of all jobs and processes on that node.
 
-Each process rewrites its own file every few seconds, in a thread; the process that holds the port reads all files and
-answers scrapes. When it ends, another takes over the port: there is no daemon, nothing to start and nothing left
-behind. The gauges of a process that no longer writes vanish after seconds, its counters after minutes. The last process
-to exit waits for a scraper that has come regularly, so that the end of a job is scraped too. A full disk or an occupied
-port costs metrics, never a job. A scraper that asks for OpenMetrics gets that form, which alone has exemplars.
+Each process has a thread that rewrites the process's metrics file every few seconds. One of the processes holds the
+port, reads all files and answers scrapes. When it ends, another process takes over the port, so no daemon is needed.
+
+- The gauges of a process that stops writing disappear after seconds, its counters after minutes.
+- The process that holds the port waits before it exits if a regular scrape is due soon, so that the end of a job is
+  scraped too.
+- A full disk or an occupied port only loses metrics and never fails a job.
+- Scrapers that accept OpenMetrics get this format, which is the only one with exemplars.
 """
 
 from __future__ import annotations
@@ -34,21 +37,21 @@ DEFAULT_PORT = 9464
 PORT, HOST = "AGENT_RFT_METRICS_PORT", "AGENT_RFT_METRICS_HOST"
 PERIOD_S = 5.0
 SILENT_S = 4 * PERIOD_S
-"""A process that has not written for this long is dead or hangs."""
+"""Age of a metrics file from which its process counts as dead or hung."""
 KEPT_S = 300.0
-"""How long a silent process's file is kept."""
+"""Age at which the metrics file of a silent process is deleted."""
 REQUEST_S = 10.0
-"""Timeout for a client to send its request."""
+"""Timeout for a client to send a request."""
 STOP_S = 0.1
-"""How often the server checks whether it should shut down."""
+"""Interval at which the server checks whether it should shut down."""
 LAST_ANSWER_S = 20.0
-"""A scraper with a longer interval is not waited for at the end."""
+"""Longest scrape interval for which an exiting process waits for the next scrape."""
 ASKED = "asked"
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A text form of metrics: the suffix of its files, its content type, its last line, and its writer."""
+    """Text format of metrics: file suffix, content type, last line, and function that writes it."""
 
     suffix: str
     content_type: str
@@ -57,14 +60,14 @@ class Form:
 
 
 PLAIN = Form(".prom", CONTENT_TYPE_PLAIN_0_0_4, "", generate_latest)
-_write_open = partial(openmetrics.generate_latest, escaping=openmetrics.ALLOWUTF8)  # else vLLM's colons are replaced
+_write_open = partial(openmetrics.generate_latest, escaping=openmetrics.ALLOWUTF8)  # keeps the colons in vLLM's names
 OPEN = Form(".openmetrics", openmetrics.CONTENT_TYPE_LATEST, "# EOF\n", _write_open)
 FORMS = (PLAIN, OPEN)
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsAddress:
-    """Where one job's metrics are served; chosen by the driver and handed to its actors."""
+    """Host and port that serve one job's metrics; chosen by the driver and passed to its actors."""
 
     job: str
     host: str
@@ -72,22 +75,25 @@ class MetricsAddress:
 
     @classmethod
     def of(cls, job: str, *, local: bool, environment: Mapping[str, str] = os.environ) -> MetricsAddress | None:
-        """From the environment; by default DEFAULT_PORT, on loopback if the cluster is `local`. None for port 0."""
+        """Return the address from the environment; None if the port is 0.
+
+        The default is DEFAULT_PORT on all interfaces, or on loopback if the cluster is `local`.
+        """
         port = metrics_port(environment)
         host = environment.get(HOST) or ("127.0.0.1" if local else "0.0.0.0")
         return cls(job, host, port) if port else None
 
     @property
     def folder(self) -> Path:
-        """Where this user's processes on this node write the files that this port serves."""
+        """Folder for the metrics files that this port serves, per user and node."""
         return Path(tempfile.gettempdir()) / f"agent-rft-metrics-{os.getuid()}-{self.port}"
 
 
 def metrics_port(environment: Mapping[str, str] = os.environ) -> int:
-    """The port from the environment, else DEFAULT_PORT; 0 turns metrics off.
+    """Return the port from the environment, else DEFAULT_PORT; 0 turns metrics off.
 
     Raises:
-        UserError: the environment variable is not a valid port.
+        UserError: The environment variable is not a valid port.
     """
     text = environment.get(PORT) or str(DEFAULT_PORT)
     if not text.isdecimal() or int(text) > 65535:
@@ -96,34 +102,34 @@ def metrics_port(environment: Mapping[str, str] = os.environ) -> int:
 
 
 class Telemetry:
-    """Exports one process's metrics: those of `recorder`, and all that libraries register with prometheus_client.
+    """Exporter of one process's metrics: the metrics of `recorder`, and all metrics registered with prometheus_client.
 
-    The latter are vLLM's metrics, and the memory and CPU time of the process.
+    The latter include vLLM's metrics, and the memory and CPU time of the process.
     """
 
     def __init__(self, address: MetricsAddress, process: str, period_s: float = PERIOD_S) -> None:
-        """Start the thread that exports; `process` is the process's name within its job: `driver`, `engine-0`."""
+        """Start the export thread; `process` is the name of the process within its job: `driver`, `engine-0`."""
         disable_created_metrics()  # type: ignore[no-untyped-call] # timestamps that only OpenMetrics uses
         self.recorder = Recorder()
         self.recorder.record("process_up")
         self._address = address
         self._period_s = period_s
         self._labels = ",".join(
-            f'{name}="{_escaped(value)}"' for name, value in (("job", address.job), ("process", process))
+            f'{name}="{_escape(value)}"' for name, value in (("job", address.job), ("process", process))
         )
         stem = re.sub(r"[^\w.-]+", "-", f"{address.job}-{process}")[:150]
-        self._file = address.folder / stem  # with a suffix; replaces that of a dead process of the same name
-        self._port: _Port | None = None
+        self._file = address.folder / stem  # without suffix; overwrites the file of a dead process with the same name
+        self._port: _MetricsServer | None = None
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True, name="telemetry")
+        self._thread = threading.Thread(target=self._run, daemon=True, name="telemetry")
         self._thread.start()
 
     def close(self) -> None:
-        """Write a last time and release the port, after one more scrape if a scraper has come regularly."""
+        """Write a last time and release the port, after one more scrape if a regular scrape is due soon."""
         self._ended.set()
         self._thread.join()
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         try:
             while True:
                 ended = self._ended.is_set()
@@ -131,7 +137,7 @@ class Telemetry:
                     make_own_folder(self._address.folder)
                     self._take_port()
                     self._write()
-                except Exception as error:  # noqa: BLE001 - such as a full disk: the thread survives it
+                except Exception as error:  # noqa: BLE001 - such as a full disk; the thread must survive it
                     self.recorder.count_error(error)
                 if ended:
                     break
@@ -142,19 +148,19 @@ class Telemetry:
 
     def _take_port(self) -> None:
         if self._port is None:
-            with suppress(OSError):  # another process has it
-                self._port = _Port(self._address)
+            with suppress(OSError):  # another process holds the port
+                self._port = _MetricsServer(self._address)
 
     def _write(self) -> None:
         for form in FORMS:
-            text = "".join(self._text(form, registry) for registry in (REGISTRY, self.recorder.registry))
+            text = "".join(self._render(form, registry) for registry in (REGISTRY, self.recorder.registry))
             temporary = Path(f"{self._file}.tmp")
             temporary.write_text(labelled(text, self._labels))
             temporary.replace(f"{self._file}{form.suffix}")
         if self._port is not None:
             remove_old(self._address.folder, time.time())
 
-    def _text(self, form: Form, registry: CollectorRegistry) -> str:
+    def _render(self, form: Form, registry: CollectorRegistry) -> str:
         try:
             return form.write(registry).decode()
         except Exception as error:  # noqa: BLE001 - whatever a library raises
@@ -163,7 +169,7 @@ class Telemetry:
 
 
 def start_telemetry(address: MetricsAddress | None, process: str) -> Recorder:
-    """The recorder of a process that is never closed, such as an actor; without an address nothing is exported."""
+    """Return the recorder of a process that never calls `close`, such as an actor; exports only with an address."""
     return Recorder() if address is None else Telemetry(address, process).recorder
 
 
@@ -171,11 +177,13 @@ def start_telemetry(address: MetricsAddress | None, process: str) -> Recorder:
 
 
 def labelled(text: str, labels: str) -> str:
-    """Text in Prometheus's format, with `labels` inserted before the labels of each sample."""
-    return "".join(line if line.startswith("#") else _labelled(line, labels) for line in text.splitlines(keepends=True))
+    """Insert `labels` before the labels of each sample in a text of Prometheus's format."""
+    return "".join(
+        line if line.startswith("#") else _label_sample(line, labels) for line in text.splitlines(keepends=True)
+    )
 
 
-def _labelled(sample: str, labels: str) -> str:
+def _label_sample(sample: str, labels: str) -> str:
     end = re.match(r"[\w:]+", sample)
     assert end is not None, sample
     name, rest = sample[: end.end()], sample[end.end() :]
@@ -183,10 +191,10 @@ def _labelled(sample: str, labels: str) -> str:
 
 
 def merged(texts: Iterable[tuple[str, bool]]) -> str:
-    """The texts of several processes as one, with each metric family once, as the format requires.
+    """Merge the texts of several processes into one, with each metric family once, as the format requires.
 
-    Each text comes with a flag that says whether its process is silent; of a silent one only counters and histograms
-    are kept. Other comments than HELP and TYPE are left out, such as an end of OpenMetrics.
+    Each text comes with a flag: whether its process is silent. Gauges of silent processes are dropped. Comments other
+    than HELP and TYPE, such as OpenMetrics' EOF, are dropped too.
     """
     heads: dict[str, str] = {}
     samples: dict[str, list[str]] = {}
@@ -201,7 +209,7 @@ def merged(texts: Iterable[tuple[str, bool]]) -> str:
     return "".join(heads[name] + "".join(line + "\n" for line in samples[name]) for name in heads)
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
@@ -209,7 +217,7 @@ def _escaped(value: str) -> str:
 
 
 def read_all(folder: Path, now: float, form: Form = PLAIN) -> Iterator[tuple[str, bool]]:
-    """Each process's text, and whether the process has been silent for SILENT_S."""
+    """Yield the text of each process, and whether the process has been silent for SILENT_S."""
     for path in sorted(folder.glob("*" + form.suffix)):
         with suppress(OSError):
             age_s = now - path.stat().st_mtime
@@ -217,11 +225,11 @@ def read_all(folder: Path, now: float, form: Form = PLAIN) -> Iterator[tuple[str
                 yield path.read_text(), age_s >= SILENT_S
 
 
-def _asked(folder: Path) -> tuple[float, float]:
-    """The times of the last two scrapes of this node, whichever process answered them."""
+def _read_scrape_times(folder: Path) -> tuple[float, float]:
+    """Return the times of the last two scrapes of this node, by any process."""
     try:
         before, latest = map(float, (folder / ASKED).read_text().split())
-    except (OSError, ValueError):  # never, or it is being written
+    except (OSError, ValueError):  # no scrape yet, or the file is being written
         return 0.0, 0.0
     return before, latest
 
@@ -229,16 +237,16 @@ def _asked(folder: Path) -> tuple[float, float]:
 def remove_old(folder: Path, now: float) -> None:
     """Delete the files of processes that have been silent for KEPT_S."""
     for path in folder.iterdir():
-        with suppress(OSError):  # another process removes them too
+        with suppress(OSError):  # another process may delete the same file
             if now - path.stat().st_mtime >= KEPT_S:
                 path.unlink()
 
 
-class _Port(ThreadingHTTPServer):
-    """The node's metrics port; answers in its own threads until it is closed.
+class _MetricsServer(ThreadingHTTPServer):
+    """HTTP server on the node's metrics port; answers in background threads until it is closed.
 
     Raises:
-        OSError: another process has the port.
+        OSError: Another process holds the port.
     """
 
     daemon_threads = True
@@ -253,15 +261,15 @@ class _Port(ThreadingHTTPServer):
         now = time.time()
         text = merged(read_all(self.folder, now, form)) + form.end
         with suppress(OSError):
-            _, latest = _asked(self.folder)
+            _, latest = _read_scrape_times(self.folder)
             (self.folder / ASKED).write_text(f"{latest} {now}")
         self._answered.set()
         return text.encode()
 
     def close_after_answer(self) -> None:
-        """Close, after one more answer if scrapes have come regularly and the next one is due soon."""
+        """Close the port, after one more answer if scrapes are regular and the next one is due soon."""
         self._answered.clear()
-        before, latest = _asked(self.folder)
+        before, latest = _read_scrape_times(self.folder)
         due_s = latest + 1.5 * (latest - before) - time.time()
         if latest - before < LAST_ANSWER_S and due_s > 0:
             self._answered.wait(due_s)
@@ -271,14 +279,14 @@ class _Port(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_S
-    server: _Port
+    server: _MetricsServer
 
     def do_GET(self) -> None:
-        found = self.path.partition("?")[0] == "/metrics"
+        is_found = self.path.partition("?")[0] == "/metrics"
         form = OPEN if OPEN.content_type.partition(";")[0] in self.headers.get("Accept", "") else PLAIN
-        body = self.server.answer(form) if found else b"see /metrics\n"
-        self.send_response(HTTPStatus.OK if found else HTTPStatus.NOT_FOUND)
-        self.send_header("Content-Type", form.content_type if found else "text/plain")
+        body = self.server.answer(form) if is_found else b"see /metrics\n"
+        self.send_response(HTTPStatus.OK if is_found else HTTPStatus.NOT_FOUND)
+        self.send_header("Content-Type", form.content_type if is_found else "text/plain")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

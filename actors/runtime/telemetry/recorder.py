@@ -1,7 +1,7 @@
-"""What one process records for Prometheus, under the names of `agent_rft.metrics` only.
+"""Recorder of one process's Prometheus metrics, under the names of `agent_rft.metrics` only.
 
-A name carries its labels (`grade_errors/deadline`), as in metrics.jsonl. Numbers that other code already counts come
-from a source, a function that is called at each scrape and costs nothing in between.
+A name includes its labels (`grade_errors/deadline`), as in metrics.jsonl. Values that other code already counts come
+from a source: a function that is called only when metrics are collected.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FAMILIES: dict[Kind, type[Family]] = {
 
 
 class Exemplar(NamedTuple):
-    """The trace of one of a bucket's values, which came at a time in Unix seconds; without an id there is none yet."""
+    """Trace of one value in a histogram bucket, recorded at Unix time `at`; an empty trace id means no exemplar."""
 
     at: float = 0.0
     value: float = 0.0
@@ -46,9 +46,9 @@ class Exemplar(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A histogram counted elsewhere: one count per bucket (the last one is above all bounds), and the sum of values.
+    """Histogram counted by other code: one count per bucket (the last is above all bounds), and the sum of values.
 
-    `exemplars` are those of the buckets, if there are traces.
+    `exemplars` has one entry per bucket, or is empty without traces.
     """
 
     counts: Sequence[int]
@@ -64,23 +64,23 @@ class Recorder(Collector):
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._made: dict[str, Any] = {}
-        self._making = threading.Lock()
+        self._collectors: dict[str, Any] = {}
+        self._lock = threading.Lock()
         self._sources: list[MetricSource] = []
         self.registry.register(self)
 
     def record(self, name: str, value: float = 1.0, trace_id: str = "") -> None:
         """Set a gauge to the value, add it to a counter, or observe it in a histogram; NaN and infinity are ignored.
 
-        The id of the trace that the value came from becomes the exemplar of its bucket.
+        `trace_id`, the trace of the value, becomes the exemplar of its histogram bucket.
 
         Raises:
-            KeyError: the name is not in `agent_rft.metrics`.
+            KeyError: The name is not in `agent_rft.metrics`.
         """
-        entry, labels = _listed(name)
+        entry, labels = _find_metric(name)
         if METRICS[entry].kind == "file" or not math.isfinite(value):
             return
-        made = self._made.get(entry) or self._make(entry, list(labels))
+        made = self._collectors.get(entry) or self._make(entry, list(labels))
         one = made.labels(**labels) if labels else made
         match METRICS[entry].kind:
             case "gauge":
@@ -88,61 +88,61 @@ class Recorder(Collector):
             case "counter":
                 one.inc(value)
             case "histogram":
-                one.observe(value, _labels(trace_id))
+                one.observe(value, _exemplar_labels(trace_id))
 
     def begin(self, *names: str) -> None:
-        """Export counters and histograms as 0 from now on: Prometheus needs a first sample for a rate.
+        """Export counters and histograms as 0 from now on, since Prometheus needs a first sample to compute a rate.
 
         Raises:
-            KeyError: a name is not in `agent_rft.metrics`.
+            KeyError: A name is not in `agent_rft.metrics`.
         """
         for name in names:
-            entry, labels = _listed(name)
+            entry, labels = _find_metric(name)
             made = self._make(entry, list(labels))
             if labels:
                 made.labels(**labels)
 
     def add(self, source: MetricSource) -> None:
-        """Call `source` at each scrape, in any thread, for gauges, counters (totals since the start) and Spreads.
+        """Add a source of gauges, counters (totals since the start) and Spreads.
 
-        A source that raises is skipped in that scrape and counted.
+        It is called each time metrics are collected, in any thread. If it raises, it is skipped and the error counted.
         """
         self._sources.append(source)
 
     def count_error(self, error: Exception) -> None:
-        """Count metrics that could not be read because of `error`."""
+        """Count an `error` that made metrics unreadable."""
         self.record(f"metric_source_errors/{type(error).__name__}")
 
     def _make(self, entry: str, labels: Sequence[str]) -> Any:
         metric, name = METRICS[entry], prometheus_name(entry)
-        with self._making:
-            if entry not in self._made:
+        with self._lock:
+            if entry not in self._collectors:
                 options: dict[str, Any] = {"buckets": metric.buckets} if metric.kind == "histogram" else {}
                 recorded = _RECORDED[metric.kind]
-                self._made[entry] = recorded(name, metric.help, labels, registry=self.registry, **options)
-            return self._made[entry]
+                self._collectors[entry] = recorded(name, metric.help, labels, registry=self.registry, **options)
+            return self._collectors[entry]
 
     def collect(self) -> Iterable[Family]:
-        """The metrics of the sources, for prometheus_client."""
+        """Return the metrics of all sources, for prometheus_client."""
         families: dict[str, Family] = {}
         for source in list(self._sources):
             try:
                 _add_all(families, source())
-            except Exception as error:  # noqa: BLE001 - such as of a database that is away
+            except Exception as error:  # noqa: BLE001 - such as an unreachable database
                 self.count_error(error)
         return families.values()
 
 
-def _labels(trace_id: str) -> dict[str, str] | None:
+def _exemplar_labels(trace_id: str) -> dict[str, str] | None:
     return {"trace_id": trace_id} if trace_id else None
 
 
-def _exemplar(found: Exemplar) -> OpenMetricsExemplar | None:
-    labels = _labels(found.trace_id)
+def _convert_exemplar(found: Exemplar) -> OpenMetricsExemplar | None:
+    labels = _exemplar_labels(found.trace_id)
     return None if labels is None else OpenMetricsExemplar(labels, found.value, found.at)
 
 
-def _listed(name: str) -> tuple[str, dict[str, str]]:
+def _find_metric(name: str) -> tuple[str, dict[str, str]]:
     found = metric_of(name)
     if found is None:
         raise KeyError(name)
@@ -151,7 +151,7 @@ def _listed(name: str) -> tuple[str, dict[str, str]]:
 
 def _add_all(families: dict[str, Family], values: Mapping[str, float | Spread]) -> None:
     for name, value in values.items():
-        entry, labels = _listed(name)
+        entry, labels = _find_metric(name)
         if entry not in families:
             metric = METRICS[entry]
             families[entry] = _FAMILIES[metric.kind](prometheus_name(entry), metric.help, labels=list(labels))
@@ -163,7 +163,7 @@ def _add(family: Family, labels: Sequence[str], value: float | Spread, bounds: S
         assert isinstance(value, Spread)
         sums, exemplars = accumulate(value.counts), value.exemplars or [Exemplar()] * len(value.counts)
         rows = zip([*bounds, "+Inf"], sums, exemplars, strict=True)
-        buckets: Any = [(str(bound), float(count), _exemplar(exemplar)) for bound, count, exemplar in rows]
+        buckets: Any = [(str(bound), float(count), _convert_exemplar(exemplar)) for bound, count, exemplar in rows]
         family.add_metric(labels, buckets, value.total)
     else:
         assert not isinstance(value, Spread)

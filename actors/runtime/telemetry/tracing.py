@@ -1,8 +1,8 @@
-"""Traces of rollouts in OpenTelemetry's form; none unless the operator names a collector.
+"""OpenTelemetry traces of rollouts, which are off unless the operator configures a collector.
 
-A rollout's trace id is also OpenTelemetry's, and the id of its root span follows from it. So each process knows by
-itself whether a rollout is sampled and below which span its own spans are: nothing is passed on between processes.
-Spans have no texts of rows, models or tools. They wait in a bounded queue, and are dropped while it is full.
+OpenTelemetry uses the rollout's trace id, and the root span id is computed from it. Each process can therefore
+determine whether a rollout is sampled and what the parent of its spans is, without receiving a trace context. Spans
+contain no text of rows, models or tools. They are exported from a bounded queue, and dropped while it is full.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from agent_rft.spec.operator.config import TraceSettings
 QUEUE_SPANS, BATCH_SPANS = 4_096, 512
 PERIOD_MS = 1_000
 EXPORT_S = 5.0
-"""How long one export may take; then its spans are dropped."""
+"""Timeout of one export; after it, the spans are dropped."""
 FLUSH_S = 6.0
-"""How long the end of a process waits for its last spans: for one export that fails, and what else is sent quickly."""
+"""Timeout for sending the last spans of a process: enough for one export that times out, and other quick ones."""
 LINKS = 64
 LIMITS = SpanLimits(max_span_attributes=32, max_span_attribute_length=256, max_events=8, max_links=LINKS)
 ERROR = "error.type"
 _TRACE_ID = re.compile(r"trace_([0-9a-f]{32})")
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _W3C = TraceContextTextMapPropagator()
-_ROOT: ContextVar[int | None] = ContextVar("root", default=None)
-"""The trace id of the root span that is being made."""
+_ROOT_TRACE_ID: ContextVar[int | None] = ContextVar("root", default=None)
+"""Trace id of the root span that is being created, for the id generator."""
 
 
 class Tracer:
-    """Makes the spans of one process; without a provider there are none. Of rollouts, `share` is traced."""
+    """Tracer of one process. Without a provider it creates no spans. `share` is the fraction of rollouts to trace."""
 
     def __init__(self, provider: TracerProvider | None = None, share: float = 0.0) -> None:
         self._provider = provider
@@ -52,9 +52,9 @@ class Tracer:
         self._sampler = TraceIdRatioBased(share)
 
     def flush(self, within_s: float = FLUSH_S) -> bool:
-        """Send what waits, for some seconds at most: the SDK sends batch after batch, and ignores a timeout.
+        """Export all queued spans within `within_s`, since the SDK's `force_flush` ignores its timeout.
 
-        Returns whether all was sent, or dropped.
+        Returns whether all spans were sent or dropped in time.
         """
         if self._provider is None:
             return True
@@ -64,37 +64,40 @@ class Tracer:
         return not sending.is_alive()
 
     def sampled(self, trace_id: str) -> str:
-        """The id of a rollout's trace, as OpenTelemetry writes it; empty if it is not sampled."""
-        number = _number(trace_id)
+        """Return the id of a rollout's trace in OpenTelemetry's format; empty if the rollout is not sampled."""
+        number = _parse_trace_id(trace_id)
         if number is None or self._sampler.should_sample(None, number, "").decision is Decision.DROP:
             return ""
         return f"{number:032x}"
 
     @contextmanager
     def rollout(self, trace_id: str, name: str, **attributes: AttributeValue) -> Iterator[Span]:
-        """The root span of a rollout, as the current one; names of attributes have `__` for a dot."""
-        number = _number(trace_id)
+        """Context manager of a rollout's root span, which becomes the current span.
+
+        `__` in the names of `attributes` stands for a dot.
+        """
+        number = _parse_trace_id(trace_id)
         if self._tracer is None or number is None:
             yield INVALID_SPAN
             return
-        token = _ROOT.set(number)
+        token = _ROOT_TRACE_ID.set(number)
         try:
-            span = self._tracer.start_span(name, Context(), attributes=_dotted(attributes))
+            span = self._tracer.start_span(name, Context(), attributes=_restore_dots(attributes))
         finally:
-            _ROOT.reset(token)
-        with _current(span):
+            _ROOT_TRACE_ID.reset(token)
+        with _use_span(span):
             yield span
 
     @contextmanager
     def span(self, trace_id: str, name: str, **attributes: AttributeValue) -> Iterator[Span]:
-        """A span below the root span of the rollout, in whatever process that is."""
-        number = _number(trace_id)
+        """Context manager of a child span of the rollout's root span, which may be in another process."""
+        number = _parse_trace_id(trace_id)
         if self._tracer is None or number is None:
             yield INVALID_SPAN
             return
-        parent = NonRecordingSpan(SpanContext(number, _root_span(number), is_remote=True))
+        parent = NonRecordingSpan(SpanContext(number, _compute_root_span_id(number), is_remote=True))
         below = trace.set_span_in_context(parent, Context())
-        with _current(self._tracer.start_span(name, below, attributes=_dotted(attributes))) as span:
+        with _use_span(self._tracer.start_span(name, below, attributes=_restore_dots(attributes))) as span:
             yield span
 
     def past(
@@ -107,17 +110,17 @@ class Tracer:
         error: str | None = None,
         **attributes: AttributeValue,
     ) -> Span:
-        """A span of what is over, between two Unix times, with links to the rollouts of these trace ids.
+        """Record a span of past work between two Unix times, with links to the rollouts of these trace ids.
 
-        `error` is the type of the error that ended it.
+        `below` is the parent span; `error` is the type of the error that ended the work.
         """
         if self._tracer is None:
             return INVALID_SPAN
-        numbers = [number for trace_id in rollouts[:LINKS] if (number := _number(trace_id)) is not None]
-        links = [Link(SpanContext(n, _root_span(n), is_remote=True, trace_flags=_SAMPLED)) for n in numbers]
+        numbers = [number for trace_id in rollouts[:LINKS] if (number := _parse_trace_id(trace_id)) is not None]
+        links = [Link(SpanContext(n, _compute_root_span_id(n), is_remote=True, trace_flags=_SAMPLED)) for n in numbers]
         parent = Context() if below is None else trace.set_span_in_context(below, Context())
         span = self._tracer.start_span(
-            name, parent, attributes=_dotted(attributes), links=links, start_time=int(began * 1e9)
+            name, parent, attributes=_restore_dots(attributes), links=links, start_time=int(began * 1e9)
         )
         if error is not None:
             failed(span, error)
@@ -136,9 +139,10 @@ def tracer_of(
     *,
     every: bool = False,
 ) -> Tracer:
-    """The tracer of the process of this name; `metrics` knows its job, and `exporter` replaces the collector's.
+    """Create the tracer of the process named `process`; without settings, return NO_TRACES.
 
-    With `every` the process, which makes no spans of rollouts, sends all of its own.
+    `metrics` contains the job's name, and `exporter` replaces the exporter to the collector. `every`: export all spans,
+    for a process whose spans do not belong to rollouts.
     """
     if settings is None:
         return NO_TRACES
@@ -153,8 +157,8 @@ def tracer_of(
     provider = TracerProvider(
         ALWAYS_ON if every else TraceIdRatioBased(settings.share),
         Resource(about),
-        shutdown_on_exit=False,  # it would wait for the collector; `flush` has a bound
-        id_generator=_Ids(),
+        shutdown_on_exit=False,  # it would wait for the collector without the limit of `flush`
+        id_generator=_RolloutIdGenerator(),
         span_limits=LIMITS,
     )
     provider.add_span_processor(
@@ -164,39 +168,42 @@ def tracer_of(
 
 
 def traceparent() -> dict[str, str]:
-    """The W3C headers of the current span; none without traces."""
+    """Return the W3C trace context headers of the current span; empty without traces."""
     headers: dict[str, str] = {}
     _W3C.inject(headers)
     return headers
 
 
 def sampled_trace() -> str:
-    """The trace id of the current span, without `trace_`; empty if it is not sampled."""
+    """Return the trace id of the current span without the prefix `trace_`; empty if the span is not sampled."""
     context = trace.get_current_span().get_span_context()
     return f"{context.trace_id:032x}" if context.trace_flags.sampled else ""
 
 
 def failed(span: Span, kind: str) -> None:
-    """Mark a span as failed."""
+    """Mark a span as failed with an error of type `kind`."""
     span.set_status(Status(StatusCode.ERROR))
     span.set_attribute(ERROR, kind)
 
 
-class _Ids(RandomIdGenerator):
-    """Random ids, except for those of a rollout's root span."""
+class _RolloutIdGenerator(RandomIdGenerator):
+    """Generator of random ids, except for a rollout's root span, whose ids are computed from the trace id."""
 
     def generate_trace_id(self) -> int:
-        root = _ROOT.get()
+        root = _ROOT_TRACE_ID.get()
         return super().generate_trace_id() if root is None else root
 
     def generate_span_id(self) -> int:
-        root = _ROOT.get()
-        return super().generate_span_id() if root is None else _root_span(root)
+        root = _ROOT_TRACE_ID.get()
+        return super().generate_span_id() if root is None else _compute_root_span_id(root)
 
 
 @contextmanager
-def _current(span: Span) -> Iterator[Span]:
-    """Make it the current span, and end it; an error shows by its type only, since its message may hold texts."""
+def _use_span(span: Span) -> Iterator[Span]:
+    """Context manager that makes `span` current, and ends it.
+
+    Only the type of an error is recorded, since its message may contain texts of rows, models or tools.
+    """
     with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
         try:
             yield span
@@ -205,15 +212,15 @@ def _current(span: Span) -> Iterator[Span]:
             raise
 
 
-def _number(trace_id: str) -> int | None:
-    """The id as a number; None if it is not one of ours, as one that a client of the API chose."""
+def _parse_trace_id(trace_id: str) -> int | None:
+    """Return a trace id as a number; None if agent-rft did not create the id, but for example an API client."""
     found = _TRACE_ID.fullmatch(trace_id)
     return (int(found[1], 16) or None) if found else None
 
 
-def _root_span(trace_id: int) -> int:
+def _compute_root_span_id(trace_id: int) -> int:
     return trace_id >> 64 or 1
 
 
-def _dotted(attributes: dict[str, AttributeValue]) -> dict[str, AttributeValue]:
+def _restore_dots(attributes: dict[str, AttributeValue]) -> dict[str, AttributeValue]:
     return {name.replace("__", "."): value for name, value in attributes.items()}

@@ -72,12 +72,12 @@ async def test_the_queue_is_bounded_for_a_key_and_in_all() -> None:
     tasks = holder.start(*"aaaa")
     await settled()
     assert slots.num_waiting == 3
-    with pytest.raises(NoSlot, match="wait already"):
+    with pytest.raises(NoSlot, match="the queue is full"):
         await holder.hold("a")
     tasks += holder.start("b")
     await settled()
     assert slots.num_waiting == 4
-    with pytest.raises(NoSlot, match="wait already"):
+    with pytest.raises(NoSlot, match="the queue is full"):
         await holder.hold("c")
     for task in tasks:
         task.cancel()
@@ -89,7 +89,7 @@ async def test_a_wait_ends_at_its_deadline_and_leaves_the_queue() -> None:
     (first,) = holder.start("a")
     await settled()
     assert slots.num_held == 1
-    with pytest.raises(NoSlot, match=r"none was free for 0\.01 s"):
+    with pytest.raises(NoSlot, match=r"no slot became free within 0\.01 s"):
         await holder.hold("b")
     assert (slots.num_held, slots.num_waiting) == (1, 0)
     holder.end(0)

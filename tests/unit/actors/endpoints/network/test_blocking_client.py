@@ -51,7 +51,7 @@ def test_no_error_shows_the_text_of_an_exception(kind: type[httpx.RequestError],
     [
         (httpx.ConnectError(""), socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
         (httpx.ConnectError(""), ssl.SSLCertVerificationError(""), "its TLS certificate is not trusted"),
-        (httpx.ReadTimeout(""), None, "no answer in time"),
+        (httpx.ReadTimeout(""), None, "the response timed out"),
         (httpx.RemoteProtocolError(""), None, "the connection was closed before the response was complete"),
     ],
 )
@@ -62,7 +62,7 @@ def test_an_error_is_in_our_words(error: httpx.RequestError, cause: Exception | 
 def test_a_server_without_tls_is_named() -> None:
     with FakeOpenAI() as api:
         client = client_at(Setting(api.url.replace("http:", "https:"), "x"), Setting("k", "x"), {}, TIMEOUT)
-        assert why(client).endswith("/v1/ does not answer: it does not speak TLS")
+        assert why(client).endswith("/v1/ does not answer: it does not support TLS")
 
 
 def test_a_loopback_address_is_reached_directly_and_the_proxy_of_others_is_named() -> None:
@@ -79,5 +79,5 @@ def test_a_loopback_address_is_reached_directly_and_the_proxy_of_others_is_named
     "url", ["localhost:8000/v1", "http://ho st/v1", "http://host/v 1", "http://h\n/v1", "http://h:x"]
 )
 def test_a_url_that_is_not_one_is_refused(url: str) -> None:
-    with pytest.raises(UserError, match=r"AGENT_RFT_BASE_URL .*: give one such as https://host/v1"):
+    with pytest.raises(UserError, match=r"AGENT_RFT_BASE_URL .*: set a URL such as https://host/v1"):
         client_at(Setting(url, "AGENT_RFT_BASE_URL"), Setting("k", "x"), {}, TIMEOUT)
