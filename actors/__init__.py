@@ -1,4 +1,4 @@
 """The Ray actors of a job: engines, tool dispatchers, the grader pool, the learner group and weight sync.
 
-Nothing here knows jobs, run folders or the API: those live in `cluster` and `serve`.
+Code that depends on jobs, run folders or the API belongs in `cluster` and `serve`.
 """

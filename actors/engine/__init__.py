@@ -1,11 +1,11 @@
-"""The vLLM engine: sampling, adapters and slots. Chats, grammars, vLLM's workers and shared engines have a room each.
+"""The vLLM engine: sampling, adapters and slots; subpackages for chats, grammars, vLLM's workers and shared engines.
 
-Nothing that knows tools, graders or the episode loop: an engine turns tokens into tokens.
+Does not depend on tools, graders or the episode loop: an engine turns tokens into tokens.
 """
 
 import logging
 
-# At its import on CPUs vLLM warns about Triton. It sets its own level once an engine starts.
+# On CPUs, importing vLLM warns about Triton. vLLM sets its log level again when an engine starts.
 logging.getLogger("vllm").setLevel(logging.ERROR)
-# On CPUs there is no triton, which torch would report at each start.
+# On CPUs, torch would report at each start that Triton is missing.
 logging.getLogger("torch._library.triton").setLevel(logging.ERROR)

@@ -1,9 +1,9 @@
-"""The LoRA adapters of one engine, and the line of each job that shares it.
+"""The LoRA adapters of one engine, and the state of each job that shares it.
 
-There are never more adapters than slots, and none is removed while a request uses it.
+An engine never has more adapters than slots, and never removes an adapter that a request uses.
 
-vLLM would remove the least recently used adapter by itself, load it again in the middle of a step, and end if its
-folder is gone or damaged. Here each adapter is loaded before its first request and removed after its last.
+This module loads each adapter before its first request and removes it after its last. vLLM itself would evict the least
+recently used adapter and reload it in the middle of a step. It would exit if the adapter's folder is gone or damaged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agent_rft.trainer.learner.layout import Layout
 
 
 class AdapterHost(Protocol):
-    """What is needed of vLLM's AsyncLLM."""
+    """Methods of vLLM's AsyncLLM that adapters need."""
 
     async def add_lora(self, request: Any) -> bool: ...
 
@@ -36,7 +36,7 @@ class AdapterHost(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Adapter:
-    """A loaded adapter. `request` is vLLM's LoRARequest; loading it kept the engine from sampling for `load_s`."""
+    """A loaded adapter. `request` is vLLM's LoRARequest; the engine did not sample for `load_s` while it loaded."""
 
     name: str
     request: Any
@@ -47,57 +47,57 @@ class Adapter:
 class Adapters:
     """The adapters in an engine's `num_slots` slots.
 
-    Where all slots are taken, a further adapter replaces the least recently used one: that one gets no new requests,
-    and the further one waits until its last request has ended. They come in the order in which they were asked for.
+    If all slots are taken, a new adapter replaces the least recently used one, which gets no new requests. The new
+    adapter waits until the last request of the old one has ended. New adapters are loaded in order of their calls.
     """
 
     def __init__(self, host: AdapterHost, num_slots: int) -> None:
         self._host = host
         self._num_slots = num_slots
         self._current: dict[str, Adapter] = {}
-        """By name, the least recently used first."""
+        """Adapters loaded by name, the least recently used first."""
         self._retired: list[Adapter] = []
-        """Get no new requests; the oldest first."""
-        self._staying: list[Adapter] = []
+        """Adapters that get no new requests; the oldest first."""
+        self._trained: list[Adapter] = []
         """The newest version of each job."""
         self._ids = itertools.count(1)
-        self._turn = asyncio.Lock()
-        self._unused = asyncio.Event()
+        self._load_lock = asyncio.Lock()
+        self._may_be_free = asyncio.Event()
 
     async def load(self, name: str, folder: Path) -> Adapter:
-        """The adapter of this name, loaded from `folder` if it is not there; afterwards the folder is not needed.
+        """Return the adapter of this name; load it from `folder` if necessary. The folder is not needed later.
 
-        Enter `used` before anything else is awaited: then no other adapter can have taken its place.
+        Enter `used` before you await anything else: until then another adapter could replace it.
 
         Raises:
-            Exception: Of the host: the adapter is damaged or does not fit the model, or the engine died.
+            Exception: The adapter is damaged or does not fit the model, or the engine died. The host decides the class.
         """
-        async with self._turn:
+        async with self._load_lock:
             if name not in self._current:
-                await self._make_room()
-                self._current[name] = await self._added(name, folder)
+                await self._free_slot()
+                self._current[name] = await self._add(name, folder)
             return self._current[name]
 
     async def update(self, name: str, folder: Path) -> Adapter:
-        """Load a job's next version, as `load`; it stays until it is given up.
+        """Load a job's next version; it stays loaded until `give_up`.
 
-        It waits if versions stay in all slots, so there must be one more.
+        Waits while such versions fill all slots, so the engine needs one slot more than it has jobs.
         """
-        async with self._turn:
-            await self._make_room()
-            adapter = await self._added(name, folder)
-            self._staying.append(adapter)
+        async with self._load_lock:
+            await self._free_slot()
+            adapter = await self._add(name, folder)
+            self._trained.append(adapter)
             return adapter
 
     def give_up(self, adapter: Adapter) -> None:
-        """Let a version go, after its last request."""
-        self._staying.remove(adapter)
+        """Remove a version after its last request."""
+        self._trained.remove(adapter)
         self._retired.append(adapter)
-        self._unused.set()
+        self._may_be_free.set()
 
     @contextmanager
     def used(self, adapter: Adapter) -> Iterator[Any]:
-        """The LoRARequest of an adapter, which stays for as long as the block runs."""
+        """Context manager that returns the LoRARequest of an adapter and keeps the adapter loaded."""
         if self._current.get(adapter.name) is adapter:
             self._current[adapter.name] = self._current.pop(adapter.name)
         adapter.num_requests += 1
@@ -106,47 +106,47 @@ class Adapters:
         finally:
             adapter.num_requests -= 1
             if not adapter.num_requests:
-                self._unused.set()
+                self._may_be_free.set()
 
-    async def _added(self, name: str, folder: Path) -> Adapter:
+    async def _add(self, name: str, folder: Path) -> Adapter:
         from vllm.lora.request import LoRARequest
 
         lora_id = next(self._ids)
-        # Its name is in the hash of cached blocks.
+        # The name is part of the hash of cached blocks, so it must be unique.
         request = LoRARequest(f"{name}#{lora_id}", lora_id, str(folder))
         started = time.monotonic()
         try:
             await self._host.add_lora(request)
-        except BaseException:  # cancelled, too
-            await self._host.remove_lora(lora_id)  # it can be registered, and half of it loaded
+        except BaseException:  # on cancellation too
+            await self._host.remove_lora(lora_id)  # it may be registered and partly loaded
             raise
         return Adapter(name, request, time.monotonic() - started)
 
-    async def _make_room(self) -> None:
+    async def _free_slot(self) -> None:
         while True:
-            self._unused.clear()
+            self._may_be_free.clear()
             for adapter in [adapter for adapter in self._retired if not adapter.num_requests]:
                 self._retired.remove(adapter)
                 await self._host.remove_lora(adapter.request.lora_int_id)
-            if len(self._current) + len(self._retired) + len(self._staying) < self._num_slots:
+            if len(self._current) + len(self._retired) + len(self._trained) < self._num_slots:
                 return
             idle = [adapter for adapter in self._current.values() if not adapter.num_requests]
             if idle or (self._current and not self._retired):
                 least = idle[0] if idle else next(iter(self._current.values()))
                 self._retired.append(self._current.pop(least.name))
             else:
-                await self._unused.wait()
+                await self._may_be_free.wait()
 
 
-# -- lines -------------------------------------------------------------------------------------------------------------
+# -- tenants -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """The version with which a job's requests begin, its adapter, and the buckets of the next one.
+    """A job's state in an engine: version and adapter of new requests, and the staged buckets of the next version.
 
-    `lora` is the shape of its adapters; None: each version has all weights. Each of `staged` is in shared memory, with
-    its layout and the checksum of what is there.
+    `lora` is the shape of its adapters; None: each version consists of all weights. Each entry of `staged` is a bucket
+    in shared memory, with its layout and its checksum.
     """
 
     job: str
@@ -158,21 +158,21 @@ class Line:
 
     @property
     def salt(self) -> str:
-        """Requests reuse the cache blocks of others with the same salt only."""
+        """Cache salt: a request reuses only cache blocks of requests with the same salt."""
         return f"{self.job}:{self.version}"
 
     def stage(self, shm: Path, data: NDArray[np.uint8], layout: Layout) -> None:
-        """Put one bucket into shared memory, and take the checksum of what is there.
+        """Write one bucket to shared memory, and compute the checksum of the written bytes.
 
         Raises:
-            EngineFailed: shared memory is full or missing.
+            EngineFailed: Shared memory is full or missing.
         """
         from agent_rft.actors.weights.bucket import bytes_of, checksum
 
         try:
             file = SharedFile(shm, data)
         except OSError as error:
-            what = f"cannot put {data.nbytes} bytes of weights into"
+            what = f"cannot write {data.nbytes} bytes of weights to"
             raise EngineFailed(f"{what} {shm}: {error}", public=f"{what} shared memory") from error
         self.staged.append((file, layout, checksum(bytes_of(file.path, data.nbytes))))
 

@@ -1,4 +1,4 @@
-"""The configuration of an engine, and the arguments of vLLM that follow from it."""
+"""The configuration of an engine, and the vLLM arguments that it determines."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from agent_rft.trainer.learner.adapter import AdapterConfig, AdapterFolder
 
 
 def executor_of(gpus: int) -> str:
-    """The way in which vLLM runs an engine's workers.
+    """Return vLLM's name of the executor that runs an engine's workers.
 
-    With several GPUs vLLM would choose Ray by default, because the engine's actor is in a placement group, and would
-    wait forever for GPUs in it: this actor has them all.
+    With several GPUs vLLM would choose Ray by default, because the engine's actor is in a placement group. It would
+    then wait forever for the group's GPUs, which the actor already has.
     """
     if gpus == 0:
         return CPU_EXECUTOR
@@ -34,20 +34,26 @@ def executor_of(gpus: int) -> str:
 
 
 CPU_BLOCK_TOKENS = 32
-"""Tokens of a cache block, the smallest that vLLM's attention takes on CPUs. Only whole blocks are found again, so with
-its default there, 128, most prompts of small models were computed again in each turn of each rollout."""
+"""Tokens of a cache block, the smallest size that vLLM's attention supports on CPUs.
+
+Only full blocks are reused. With vLLM's default of 128 on CPUs, most prompts of small models were computed again in
+each turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """The configuration of one engine.
 
-    `model` may be the folder of an adapter, which then is version 0 on its base. `gpus` is its tensor-parallel size, 0
-    on a CPU. `thought_marks` open and close a thought, if the model has such tokens; `max_thinking_tokens` needs them.
-    `log_stats` enables vLLM's own metrics. `gpu_share` is the share of each GPU's memory that it takes. An engine that
-    `sleeps` can give it back for a while. With `lora` the engine has `adapter_slots`, each for an adapter of at most
-    its rank, and an update brings an adapter instead of all weights. With `reports_experts` its completions have the
-    experts that the layers of a mixture of experts chose.
+    Attributes:
+        model: Model name or folder. The folder of an adapter makes it version 0 on its base model.
+        gpus: Tensor-parallel size; 0 on a CPU.
+        thought_marks: Tokens that open and close reasoning, if the model has them; `max_thinking_tokens` needs them.
+        log_stats: Enables vLLM's metrics.
+        gpu_share: Share of each GPU's memory that the engine takes.
+        sleeps: Whether the engine can offload its weights for a while.
+        lora: Maximum rank of adapters; an update then loads an adapter instead of all weights.
+        adapter_slots: Number of adapters that fit in the engine.
+        reports_experts: Adds to completions the experts that the layers of a mixture of experts chose.
     """
 
     model: str
@@ -67,12 +73,12 @@ class EngineConfig:
 
 
 def set_environment(config: EngineConfig) -> None:
-    """Set vLLM's variables; call it before vLLM is imported."""
+    """Set vLLM's environment variables; call it before vLLM is imported."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # By default vLLM gives up after 600 s. The fleet has a timeout of its own, with a better message.
+    # By default vLLM gives up after 600 s. The fleet has a separate timeout with a better message.
     os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(math.ceil(start_timeout_s(Path(config.model)))))
-    if config.gpus == 0:  # skips seconds of compilation, which gains nothing on CPUs
+    if config.gpus == 0:  # skips compilation, which takes seconds and does not help on CPUs
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 
@@ -101,20 +107,20 @@ def engine_args(config: EngineConfig, base: str, lora: AdapterConfig | None, ada
         enable_sleep_mode=config.sleeps and config.gpus > 0,
         enable_prefix_caching=True,
         block_size=CPU_BLOCK_TOKENS if config.gpus == 0 else None,
-        # The learner divides its logits by the temperature; so must the engine's log-probabilities.
+        # The learner divides its logits by the temperature, so the engine's log-probabilities must use it too.
         logprobs_mode="processed_logprobs",
         generation_config="vllm",
         disable_log_stats=not config.log_stats,
         weight_transfer_config=WeightTransferConfig(backend=config.transport),
         worker_extension_cls=WORKER_EXTENSION,
         reasoning_config=reasoning,
-        enable_return_routed_experts=config.reports_experts and config.gpus > 0,  # vLLM does so on GPUs only
+        enable_return_routed_experts=config.reports_experts and config.gpus > 0,  # vLLM supports it on GPUs only
         **_adapter_slots(config, lora, adapter),
     )
 
 
 def _adapter_slots(config: EngineConfig, lora: AdapterConfig | None, adapter: AdapterFolder | None) -> dict[str, Any]:
-    """Return the arguments of vLLM that make slots for this adapter and later ones."""
+    """Return the vLLM arguments that make slots for this adapter and later ones."""
     if lora is None:
         return {}
     rank = lora.rank if adapter is None else max(lora.rank, adapter.config.rank)
@@ -125,7 +131,7 @@ def _adapter_slots(config: EngineConfig, lora: AdapterConfig | None, adapter: Ad
 def vllm_config(args: Any, config: EngineConfig) -> Any:
     """Return vLLM's VllmConfig from its AsyncEngineArgs, with the cache size of an engine on a CPU."""
     if config.gpus == 0 and args.create_model_config().is_hybrid:
-        args.enable_prefix_caching = False  # of layers with a state it needs chunked prefill
+        args.enable_prefix_caching = False  # needs chunked prefill for layers with a state
     found = args.create_engine_config()
     if config.gpus == 0:
         model = found.model_config

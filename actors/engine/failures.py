@@ -1,4 +1,4 @@
-"""What an engine's failure is called: vLLM's errors of any class become EngineFailed."""
+"""Conversion of vLLM's errors, which may be of any class, to EngineFailed."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from pathlib import Path
 from agent_rft.errors import EngineFailed
 
 LOGS = (Path("/proc/self/fd/1"), Path("/proc/self/fd/2"))
-"""Ray's log files of the worker: vLLM's own log has the errors of its processes, and Python writes those at a start."""
+"""Ray's log files of the worker: vLLM logs the errors of its processes there, and Python its errors at start."""
 LOG_TAIL_BYTES = 1 << 16
 ERROR_LINE = re.compile(
     r"^(?:\(\w+ pid=\d+\) ERROR .*?\] )?(?:[\w.]+\.)?(?!EngineDeadError)(\w+(?:Error|Exception): .+)$", re.M
 )
-"""An EngineDeadError only says that another line has the cause."""
+"""Matches the line with the cause, which an EngineDeadError only refers to."""
 
 
 class EngineDied(Exception):
-    """The engine's process ended; its log says why."""
+    """The engine's process ended; the cause is in its log."""
 
 
 @contextmanager
 def as_engine_failed(what: str) -> Iterator[None]:
-    """Map vLLM's errors to EngineFailed."""
+    """Context manager that converts vLLM's errors to EngineFailed; `what` completes "an engine could not ..."."""
     try:
         yield
-    except Exception as error:  # of any class: they come from vLLM's own processes
+    except Exception as error:  # any class: the errors come from vLLM's processes
         why = f"{type(error).__name__}: {error}"
-        # vLLM has no class of its own for a start that failed: "See root cause above", in the log.
+        # vLLM has no error class for a failed start. Its message refers to the log: "See root cause above".
         if isinstance(error, EngineDied) or "root cause" in why:
             why = next(filter(None, map(last_error, LOGS)), None) or "its process ended (killed, or out of memory)"
         raise EngineFailed(f"an engine could not {what}: {why}", public=f"an engine could not {what}") from error
 
 
 def last_error(log: Path) -> str | None:
-    """The last error in a log, by Python or vLLM, such as "ValueError: ..."; None if there is no file or no error."""
+    """Return the last error in a log, such as "ValueError: ..."; None if the log has no error or does not exist."""
     if not log.is_file():
         return None
     with log.open("rb") as file:

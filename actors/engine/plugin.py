@@ -1,7 +1,7 @@
 """The plugin that vLLM loads in each of its processes (entry point `vllm.general_plugins`).
 
-It registers our weight transport, and makes vLLM's child processes end with their parent. Keep it light: it is imported
-at every start of every vLLM process.
+It registers our weight transport, and makes vLLM's child processes end with their parent. Every vLLM process imports it
+at its start, so it must import quickly.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PR_SET_PDEATHSIG = 1
 
 
 def register() -> None:
-    """Register the shared-memory weight transport and, in vLLM's child processes, end with the parent."""
+    """Register the shared-memory weight transport and make vLLM's child processes end with their parent."""
     from tqdm import tqdm
 
     register_transport(TRANSPORT, "agent_rft.actors.engine.worker.transport", "ShmWeightTransferEngine")
     if multiprocessing.parent_process() is not None:
-        # Only this signal ends a process that hangs; the thread below handles a parent that died before this line.
+        # Only a signal ends a process that hangs. The thread below handles a parent that died before this line.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
         allow_matrix_tiles()

@@ -1,7 +1,7 @@
-"""Which requests in the engine are running and which are waiting.
+"""The running and the waiting requests in an engine.
 
-A few requests wait inside the engine, so that no slot is idle while a completion travels out and the next request in.
-The engine starts requests in order of arrival, so the first `count` of those inside are the running ones.
+A few requests wait inside the engine, so that no slot is idle while a completion leaves and the next request arrives.
+The engine starts requests in order of arrival, so the first `count` requests inside are the running ones.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One request inside the engine; `started` is when it started to run (`time.monotonic`)."""
+    """One request inside the engine; `started` is when it began to run (`time.monotonic`)."""
 
     request_id: str
     started: float
 
 
 class Slots:
-    """The slots of one engine. It does not limit the number of requests; those beyond `count` are waiting.
+    """The slots of one engine. Does not limit the number of requests; requests beyond `count` wait.
 
     `clock` returns seconds.
     """
@@ -31,17 +31,17 @@ class Slots:
         self.count = count
         self._clock = clock
         self._busy_s = self._busy_since = 0.0
-        self._free = count
+        self._num_free = count
         self._waiting: deque[Slot] = deque()
 
     @contextmanager
     def take(self, request_id: str) -> Iterator[Slot]:
-        """A slot for as long as the block runs; it waits behind earlier requests if none is free."""
+        """Context manager that holds a slot; the request waits behind earlier requests if no slot is free."""
         slot = Slot(request_id, self._clock())
         if not self.used:
             self._busy_since = slot.started
-        if self._free:
-            self._free -= 1
+        if self._num_free:
+            self._num_free -= 1
         else:
             self._waiting.append(slot)
         try:
@@ -52,13 +52,13 @@ class Slots:
             elif self._waiting:
                 self._waiting.popleft().started = self._clock()
             else:
-                self._free += 1
+                self._num_free += 1
                 if not self.used:
                     self._busy_s += self._clock() - self._busy_since
 
     @property
     def used(self) -> int:
-        return self.count - self._free
+        return self.count - self._num_free
 
     @property
     def busy_s(self) -> float:

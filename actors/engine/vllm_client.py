@@ -1,4 +1,4 @@
-"""The client of vLLM's processes: starts them, and notices in each call if they die."""
+"""The client of vLLM's processes: starts them, and detects in each call if they die."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from agent_rft.actors.engine.vllm_internals import create_client, shut_down
 Result = TypeVar("Result")
 
 KEEP_WEIGHTS, ONLY_PAUSE = 1, 0
-"""vLLM's levels of sleep: 1 moves the weights to the node's memory and discards the cache, 0 does neither."""
+"""vLLM's sleep levels: 1 moves the weights to host memory and discards the cache, 0 does neither."""
 LIFE_POLL_S = 0.5
 SHUTDOWN_S = 5.0
-"""Time for vLLM's processes to end before they are killed."""
+"""Seconds for vLLM's processes to end before they are killed."""
 
 
 class VllmClient:
-    """vLLM's AsyncLLM of one engine, which has its memory on GPUs or not."""
+    """vLLM's AsyncLLM of one engine; `on_gpu` means that its memory is on GPUs."""
 
     def __init__(self, on_gpu: bool) -> None:
         self.llm: Any = None
@@ -31,30 +31,30 @@ class VllmClient:
         self.llm = create_client(config, log_stats)
 
     async def sleep(self) -> None:
-        """Give the memory of the GPUs back; on a CPU, only pause."""
+        """Offload the weights, which frees the GPUs' memory; on a CPU, only pause."""
         await self.while_alive(self.llm.sleep(level=KEEP_WEIGHTS if self._on_gpu else ONLY_PAUSE))
 
     async def wake(self) -> None:
-        """Take the memory of the GPUs again, with the same weights and an empty cache."""
+        """Reload the same weights to the GPUs; the cache is empty."""
         await self.while_alive(self.llm.wake_up(None if self._on_gpu else ["scheduling"]))
 
     async def add_lora(self, request: Any) -> bool:
-        """Load an adapter, all of it.
+        """Load an adapter completely.
 
         Raises:
-            ValueError: The model lacks a module that the adapter changes, which vLLM would leave out.
+            ValueError: The model lacks a module that the adapter changes, which vLLM would ignore.
         """
         added: bool = await self.while_alive(self.llm.add_lora(request))
         call = self.llm.collective_rpc("missing_modules", args=(request.lora_int_id,))
         if missing := sorted({name for names in await self.while_alive(call) for name in names}):
-            raise ValueError(f"the model has no {', '.join(missing[:3])}, which the adapter changes")
+            raise ValueError(f"the adapter changes {', '.join(missing[:3])}, which the model does not have")
         return added
 
     async def remove_lora(self, lora_id: int) -> bool:
         return await self.while_alive(self.llm.remove_lora(lora_id))
 
     async def while_alive(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run `work`, and fail if the engine dies: vLLM never answers pending calls other than requests then."""
+        """Run `work`, and fail if the engine dies: vLLM then leaves calls other than requests pending forever."""
         task = asyncio.create_task(work)
         try:
             while not (await asyncio.wait({task}, timeout=LIFE_POLL_S))[0]:

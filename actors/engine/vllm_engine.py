@@ -1,8 +1,8 @@
-"""One vLLM engine: tokens in, tokens out, each sampled token with its log-probability and its policy version.
+"""One vLLM engine: samples tokens and returns each with its log-probability and policy version.
 
-A request never reuses cache blocks of older weights (its cache salt is the version). During an update of all weights no
-request starts, and those in flight continue with the new ones; during one of an adapter they start as ever, and
-those in flight end with the adapter with which they began.
+A request never reuses cache blocks of older weights, because its cache salt is the version. During an update of all
+weights no request starts, and requests in flight continue with the new weights. During an adapter update requests start
+as usual, and requests in flight finish with the adapter with which they began.
 """
 
 from __future__ import annotations
@@ -34,17 +34,21 @@ from agent_rft.trainer.learner.layout import Layout, Loaded
 
 WARM_UP_TOKENS = 8
 LOGS_PER_SLOT = 4
-"""Requests whose experts are kept, for each that runs at once; they are taken as soon as a request has ended."""
+"""Requests per slot whose experts are recorded; the engine reads them as soon as a request has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One completion.
 
-    `logprobs` and `versions` are [T], one entry per token of `token_ids`. `model_s` is its time in the engine, without
-    waiting for a slot and without pauses. `stopped` says that an end token (the last of `token_ids`) ended it.
-    `experts` [P + T - 1, L, k] are those that each of L layers chose for the tokens of the prompt and of the completion
-    but its last, 0 in layers without, if the engine reports them.
+    Attributes:
+        token_ids: The sampled tokens.
+        logprobs: [T], one entry per sampled token.
+        versions: [T], the policy version of each sampled token.
+        stopped: Whether a stop token, the last of `token_ids`, ended it.
+        model_s: Seconds in the engine, without pauses and without waiting for a slot.
+        experts: [P + T - 1, L, k], the experts that each of L layers chose for each token but the last, 0 in layers
+            without experts. None if the engine does not report them.
     """
 
     token_ids: list[int]
@@ -58,24 +62,24 @@ class Completion:
 class Engine:
     """Wraps vLLM's AsyncLLM. All methods run on one event loop.
 
-    An engine that several jobs share has a line for each: its methods get the job's name, the other jobs' are left
-    alone. An engine of one job has the line "".
+    A shared engine has a tenant per job. Its methods take the job's name and leave the other jobs' tenants alone. A
+    dedicated engine has the single tenant "".
     """
 
     def __init__(self, config: EngineConfig, shm: Path = SHM) -> None:
         self.config = config
         self._shm = shm
-        self._lines = {"": Line("", config.lora)}
+        self._tenants = {"": Line("", config.lora)}
         self._client = VllmClient(on_gpu=config.gpus > 0)
         self._admission = FairSlots(config.max_num_seqs + config.max_num_seqs // WAIT_INSIDE)
         self._slots = Slots(config.max_num_seqs)
         self._not_updating = asyncio.Event()
         self._not_updating.set()
-        self._request = 0
+        self._num_requests = 0
         self._base = config.model
         self._lora = config.lora
         self.adapters = Adapters(self._client, config.adapter_slots)
-        self._updates = WeightUpdates(self._client, self.adapters, self._slots, self._lines, self._not_updating, shm)
+        self._updates = WeightUpdates(self._client, self.adapters, self._slots, self._tenants, self._not_updating, shm)
 
     async def start(self) -> None:
         """Load the model (about 20 s on two cores) and generate a few tokens, so that nothing is compiled later.
@@ -84,15 +88,15 @@ class Engine:
 
         Raises:
             EngineFailed: vLLM cannot start.
-            UserError: The model is an adapter of a kind that is not supported.
+            UserError: The model is an adapter of an unsupported kind.
         """
         try:
-            await self._start()
+            await self._start_vllm()
         except BaseException:  # on cancellation too, so that no process is left behind
             self.shutdown()
             raise
 
-    async def _start(self) -> None:
+    async def _start_vllm(self) -> None:
         config = self.config
         set_environment(config)
         adapter = AdapterFolder.read(Path(config.model))
@@ -106,9 +110,9 @@ class Engine:
             await self._client.llm.update_weight_version("0")
             if self._lora is not None:
                 await self._client.llm.collective_rpc("prepare_adapters")
-            self._lines[""].lora = self._lora
+            self._tenants[""].lora = self._lora
             if adapter is not None:
-                await self._updates.load_adapter(self._lines[""], 0, adapter.path)
+                await self._updates.load_adapter(self._tenants[""], 0, adapter.path)
             if config.reports_experts and config.gpus == 0:
                 await self._client.llm.collective_rpc("log_experts", args=(LOGS_PER_SLOT * config.max_num_seqs,))
         await self.generate([1] * 4, max_tokens=WARM_UP_TOKENS, seed=0, temperature=1.0)
@@ -128,11 +132,11 @@ class Engine:
     ) -> Completion:
         """Sample one completion of `prompt` (token ids); temperature 0 is greedy, for comparisons only.
 
-        A `structure` (see `agent_rft.actors.engine.grammar.structure`) limits thoughts itself. While the engine is
-        full, requests of a job start by `order`, the lowest first.
+        A `structure` (see `agent_rft.actors.engine.grammar.structure`) limits reasoning itself. While the engine is
+        full, requests of a job start in ascending `order`.
 
         Raises:
-            EngineFailed: the engine died or returned nothing.
+            EngineFailed: The engine died or returned nothing.
         """
         from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
@@ -150,15 +154,17 @@ class Engine:
             thinking_token_budget=None if structure else max_thinking_tokens,
             skip_clone=True,
         )
-        line, output = self._line(job), None
+        tenant, output = self._tenant(job), None
         async with self._admission.slot(job, order):
-            while output is None or output.finish_reason == "abort":  # by an update before it started, or by `sleep`
+            while (
+                output is None or output.finish_reason == "abort"
+            ):  # aborted by an update before it started, or by `sleep`
                 await self._not_updating.wait()
                 paused = self._updates.paused_s
                 with self._slots.take(self._next_request_id()) as slot:
-                    version = line.version
-                    output = (await self._run(slot.request_id, list(prompt), params, line)).outputs[0]
-                    experts = await self._experts(slot.request_id, output, len(prompt))
+                    version = tenant.version
+                    output = (await self._generate_once(slot.request_id, list(prompt), params, tenant)).outputs[0]
+                    experts = await self._take_experts(slot.request_id, output, len(prompt))
             model_s = time.monotonic() - slot.started - (self._updates.paused_s - paused)
         token_ids = list(output.token_ids)
         logprobs = np.fromiter(
@@ -168,47 +174,50 @@ class Engine:
         if self._lora is None:
             for span in output.weight_versions or []:
                 versions[span.start : span.end] = int(span.version)
-        line.sampled_tokens += len(token_ids)
+        tenant.sampled_tokens += len(token_ids)
         return Completion(token_ids, logprobs, versions, output.finish_reason == "stop", max(0.0, model_s), experts)
 
-    async def _experts(self, request_id: str, output: Any, num_prompt: int) -> NDArray[np.integer[Any]] | None:
-        """The experts chosen in a request that has ended; None if it was aborted, or the engine reports none."""
+    async def _take_experts(self, request_id: str, output: Any, num_prompt: int) -> NDArray[np.integer[Any]] | None:
+        """Return the experts chosen in a finished request; None if it was aborted or the engine reports none."""
         if not self.config.reports_experts or output.finish_reason == "abort":
             return None
         if self.config.gpus > 0:
             found: NDArray[np.integer[Any]] | None = output.routed_experts
         else:
-            with as_engine_failed("say which experts it chose"):
+            with as_engine_failed("report which experts it chose"):
                 [taken] = await self._client.while_alive(
                     self._client.llm.collective_rpc("take_experts", args=(request_id,))
                 )
             found = None if taken is None else np.frombuffer(taken[0], taken[1]).reshape(taken[2])
         num_computed = num_prompt + len(output.token_ids) - 1
         if found is None or len(found) < num_computed:
-            raise EngineFailed("an engine does not know which experts it chose")
+            raise EngineFailed("an engine did not record which experts it chose")
         return found[:num_computed]
 
     async def prompt_logprobs(self, token_ids: Sequence[int], job: str = "") -> NDArray[np.float32]:
-        """Log-probabilities at temperature 1 of each token but the first, given those before it: [T] -> [T-1]."""
+        """Return log-probabilities at temperature 1 of all tokens but the first: [T] -> [T-1]."""
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         params = SamplingParams(
             temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
         await self._not_updating.wait()
-        final = await self._run(self._next_request_id(), list(token_ids), params, self._line(job))
+        final = await self._generate_once(self._next_request_id(), list(token_ids), params, self._tenant(job))
         prompt_logprobs = final.prompt_logprobs
         pairs = zip(prompt_logprobs[1:], token_ids[1:], strict=True)
         return np.fromiter((entry[token].logprob for entry, token in pairs), dtype=np.float32)
 
     def _next_request_id(self) -> str:
-        self._request += 1
-        return f"r{self._request}"
+        self._num_requests += 1
+        return f"r{self._num_requests}"
 
-    async def _run(self, request_id: str, prompt: list[int], params: Any, line: Line) -> Any:
-        request = tokens_request(prompt, line.salt)
-        newest, final = line.adapter, None
-        with as_engine_failed("run a request"), nullcontext() if newest is None else self.adapters.used(newest) as lora:
+    async def _generate_once(self, request_id: str, prompt: list[int], params: Any, tenant: Line) -> Any:
+        request = tokens_request(prompt, tenant.salt)
+        adapter, final = tenant.adapter, None
+        with (
+            as_engine_failed("run a request"),
+            nullcontext() if adapter is None else self.adapters.used(adapter) as lora,
+        ):
             async for output in self._client.llm.generate(request, params, request_id, lora_request=lora):
                 final = output
         if final is None or not final.finished:
@@ -218,99 +227,105 @@ class Engine:
     # -- weights -------------------------------------------------------------------------------------------------------
 
     async def init_transport(self, info: dict[str, Any]) -> None:
-        """Connect the weight transport: `info` has the fields of the transport's init info, empty for shared memory."""
+        """Connect the weight transport.
+
+        `info` has the fields of the transport's init info, empty for shared memory.
+        """
         await self._updates.init_transport(info)
 
     def stage(self, data: NDArray[np.uint8], layout: Layout, job: str = "") -> None:
-        """Put one bucket into shared memory while generation goes on.
+        """Write one bucket to shared memory while generation continues.
 
         Raises:
-            EngineFailed: shared memory is full or missing.
+            EngineFailed: Shared memory is full or missing.
         """
-        self._line(job).stage(self._shm, data, layout)
+        self._tenant(job).stage(self._shm, data, layout)
 
     async def swap(self, version: int, job: str = "") -> Loaded:
         """Load all staged buckets as `version`."""
-        return await self._updates.swap(self._line(job), version, self._base)
+        return await self._updates.swap(self._tenant(job), version, self._base)
 
     async def update(self, version: int, updates: Sequence[dict[str, Any]]) -> Loaded:
         """Pause, load each of `updates` as `version`, and resume."""
         return await self._updates.update(version, updates)
 
-    # -- turns ---------------------------------------------------------------------------------------------------------
+    # -- time-sharing --------------------------------------------------------------------------------------------------
 
     async def sleep(self) -> None:
-        """Give the memory of the GPUs back; on a CPU, only pause.
+        """Offload the weights, which frees the GPUs' memory; on a CPU, only pause.
 
-        Requests in flight begin again after `wake`, with their seeds, since their cache is gone.
+        Requests in flight restart after `wake`, with the same seeds, because their cache is gone.
         """
         self._not_updating.clear()
-        with as_engine_failed("sleep"):
+        with as_engine_failed("offload its weights"):
             await self._client.sleep()
 
     async def wake(self) -> None:
-        """Take the memory of the GPUs again, with the weights of before and an empty cache."""
-        with as_engine_failed("wake up"):
+        """Reload the same weights to the GPUs; the cache is empty."""
+        with as_engine_failed("reload its weights"):
             await self._client.wake()
         self._not_updating.set()
 
     # -- jobs ----------------------------------------------------------------------------------------------------------
 
-    def _line(self, job: str) -> Line:
-        if job not in self._lines:
-            raise EngineFailed("an engine has given up its line of this job, which was silent for too long")
-        return self._lines[job]
+    def _tenant(self, job: str) -> Line:
+        if job not in self._tenants:
+            raise EngineFailed("the shared engine removed this job, which did not renew its lease in time")
+        return self._tenants[job]
 
     async def open(self, job: str, lora: AdapterConfig, adapter: Path | None) -> None:
-        """Begin the line of a job that trains adapters of this shape; version 0 is the one in a folder, or the base."""
-        line = self._lines[job] = Line(job, lora)
+        """Add a tenant for a job that trains adapters of the shape `lora`.
+
+        Version 0 is the adapter in the folder `adapter`, or the base model (None).
+        """
+        tenant = self._tenants[job] = Line(job, lora)
         if adapter is not None:
             with as_engine_failed("load an adapter"):
-                await self._updates.load_adapter(line, 0, adapter)
+                await self._updates.load_adapter(tenant, 0, adapter)
 
     def close(self, job: str) -> None:
-        """End a job's line: it gets no further requests, and its adapter goes after the last one."""
-        line = self._lines.pop(job)
-        line.unstage()
-        self._updates.release_adapter(line)
+        """Remove a job's tenant: it gets no further requests, and its adapter is removed after the last one."""
+        tenant = self._tenants.pop(job)
+        tenant.unstage()
+        self._updates.release_adapter(tenant)
 
     @property
     def version(self) -> int:
-        return self._lines[""].version
+        return self._tenants[""].version
 
     @property
     def sampled_tokens(self) -> int:
-        return self._lines[""].sampled_tokens
+        return self._tenants[""].sampled_tokens
 
     @property
     def busy_s(self) -> float:
-        """Seconds since the start for which it had requests to run."""
+        """Seconds since the start for which the engine had requests to run."""
         return self._slots.busy_s
 
     def live(self, job: str = "") -> dict[str, float]:
-        """The current state of a job's line, under the names of `agent_rft.metrics`."""
-        line, (inside, waiting) = self._line(job), self._admission.of(job)
+        """Return the current state of a job's tenant, under the names of `agent_rft.metrics`."""
+        tenant, (inside, waiting) = self._tenant(job), self._admission.of(job)
         used = min(inside, self._slots.count)
         return {
             "engine_slots": float(self._slots.count),
             "engine_slots_used": float(used),
             "engine_waiting": float(waiting + inside - used),
-            "engine_sampled_tokens": float(line.sampled_tokens),
-            "engine_version": float(line.version),
+            "engine_sampled_tokens": float(tenant.sampled_tokens),
+            "engine_version": float(tenant.version),
         }
 
     @property
     def client(self) -> Any:
-        """The AsyncLLM, for vLLM's own serving layer; only for engines whose weights are never updated."""
+        """The AsyncLLM, for vLLM's serving layer; only for engines whose weights are never updated."""
         return self._client.llm
 
     async def check_health(self) -> None:
-        """Return when the engine's core has answered a call; if it hangs, this never returns.
+        """Return when the engine's core has answered a call; never returns if the core hangs.
 
         Raises:
-            EngineFailed: the engine died.
+            EngineFailed: The engine died.
         """
-        with as_engine_failed("answer"):
+        with as_engine_failed("answer a health check"):
             await self._client.while_alive(self._client.llm.is_sleeping())  # any call without side effects
 
     def shutdown(self) -> None:
@@ -318,6 +333,6 @@ class Engine:
 
         Call it in the thread of the engine's event loop. A second call does nothing.
         """
-        for line in self._lines.values():
-            line.unstage()
+        for tenant in self._tenants.values():
+            tenant.unstage()
         self._client.close()

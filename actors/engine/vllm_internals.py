@@ -1,7 +1,7 @@
-"""Every use of an undocumented part of vLLM goes through this module.
+"""All uses of undocumented parts of vLLM.
 
 Each function names the upstream object that it uses, why it needs it, and what would make the function unnecessary.
-Nothing of vLLM is imported before a function is called: an engine sets vLLM's variables first.
+vLLM is imported only inside functions, because an engine must set vLLM's environment variables first.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 CPU_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""Runs the model in the engine core's own process. vLLM's default on CPUs is a worker process, and polling it takes
-half a core. On CPUs vLLM rejects the short name "uni". The number of threads is OMP_NUM_THREADS, which Ray sets.
+"""Runs the model in the engine core's process. vLLM's default on CPUs is a worker process, and polling it takes half a
+CPU core. On CPUs vLLM rejects the short name "uni". The number of threads is OMP_NUM_THREADS, which Ray sets.
 
-Unnecessary once: vLLM accepts "uni" on CPUs.
-"""
+Unnecessary once: vLLM accepts "uni" on CPUs."""
 
 # -- processes ---------------------------------------------------------------------------------------------------------
 
@@ -31,8 +30,8 @@ def register_transport(name: str, module: str, class_name: str) -> None:
     """Register a weight transport under `name`, unless this process has registered it already.
 
     Uses: `WeightTransferEngineFactory._registry`.
-    Why: register_engine raises for a name that is registered, and vLLM may load a plugin twice in a process.
-    Unnecessary once: the factory can be asked for its names, or register_engine accepts the same class again.
+    Why: register_engine raises for a registered name, and vLLM may load a plugin twice in a process.
+    Unnecessary once: the factory can be asked for its names, or register_engine accepts a class twice.
     """
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
@@ -41,12 +40,12 @@ def register_transport(name: str, module: str, class_name: str) -> None:
 
 
 def allow_matrix_tiles() -> None:
-    """Let this process use its CPU's matrix tiles (AMX), if there are any.
+    """Let this process use its CPU's matrix tiles (AMX), if the CPU has them.
 
     Uses: `torch.cpu._is_amx_tile_supported` and `torch.cpu._init_amx`.
-    Why: Linux lets a process use the tiles only after it has asked. vLLM's attention in bfloat16 does not ask: its
-    process ends by an illegal instruction unless another library has asked before.
-    Unnecessary once: vLLM asks before its first use of the tiles.
+    Why: Linux lets a process use the tiles only after a request. vLLM's attention in bfloat16 does not send it, so its
+    process ends with an illegal instruction unless another library did.
+    Unnecessary once: vLLM requests the tiles before it uses them.
     """
     import torch
 
@@ -57,24 +56,24 @@ def allow_matrix_tiles() -> None:
 def create_client(config: Any, log_stats: bool) -> Any:
     """Start the engine's processes and return the AsyncLLM that talks to them.
 
-    If this raises, nothing stays open: no process, no socket and no ZeroMQ context.
+    If this raises, no process, socket or ZeroMQ context stays open.
 
     Uses: the frames of AsyncLLM.__init__ and MPClient.__init__ in the traceback of an error, and `MPClient.resources`.
-    Why: MPClient creates a ZeroMQ context and never closes it. After an error nobody else has a reference to it, so
-    the garbage collector finds it later and warns in unrelated code.
+    Why: MPClient creates a ZeroMQ context and never closes it. After an error no caller has a reference to it, so the
+    garbage collector finds it later and warns in unrelated code.
     Unnecessary once: MPClient closes its context in BackgroundResources.__call__.
     """
     from vllm.v1.engine.async_llm import AsyncLLM
 
     try:
         return AsyncLLM.from_vllm_config(config, disable_log_stats=not log_stats)
-    except BaseException as error:  # on a signal too
+    except BaseException as error:  # including a signal
         _close_after(error)
         raise
 
 
 def _close_after(error: BaseException) -> None:
-    """Close what the constructor that raised `error` left open."""
+    """Close the resources that the constructor that raised `error` left open."""
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.core_client import MPClient
 
@@ -103,8 +102,8 @@ def shut_down(client: Any, timeout_s: float) -> None:
 def _close_connections(resources: Any) -> None:
     """Close the sockets and the ZeroMQ context of an MPClient's BackgroundResources.
 
-    The sockets come first, because the context waits for open ones. If the engine's core died, a thread of vLLM may not
-    have closed them yet. They belong to an asynchronous context that shadows this one, so `destroy` does not find them.
+    The sockets are closed first, because the context waits for open sockets. If the engine's core died, a vLLM thread
+    may not have closed them yet. They belong to an asynchronous shadow context, so `destroy` does not find them.
     """
     for held in list(vars(resources).values()):
         if isinstance(held, zmq.Socket):
@@ -119,7 +118,7 @@ def tokens_request(token_ids: list[int], cache_salt: str) -> Any:
     """Return a request of AsyncLLM.generate for a prompt of token ids.
 
     Uses: `vllm.inputs.engine.tokens_input`.
-    Why: a documented TokensPrompt would pass through AsyncLLM's renderer, which has nothing to do for token ids.
+    Why: a documented TokensPrompt would pass through AsyncLLM's renderer, which token ids do not need.
     Unnecessary once: AsyncLLM takes a TokensPrompt as it is.
     """
     from vllm.inputs.engine import tokens_input
@@ -128,10 +127,10 @@ def tokens_request(token_ids: list[int], cache_salt: str) -> Any:
 
 
 async def pause(client: Any) -> None:
-    """Pause sampling on an AsyncLLM; requests in flight stay, and so does the cache.
+    """Pause sampling on an AsyncLLM; keep requests in flight and the cache.
 
     Uses: `AsyncLLM.engine_core.pause_scheduler_async`.
-    Why: AsyncLLM.pause_generation also sleeps for 20 ms, only to order its outputs.
+    Why: AsyncLLM.pause_generation also sleeps for 20 ms to order its outputs.
     Unnecessary once: AsyncLLM.pause_generation does not sleep.
     """
     await client.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
@@ -140,10 +139,10 @@ async def pause(client: Any) -> None:
 def has_adapters(architecture: str) -> bool:
     """Whether vLLM can run adapters on a model of this class, by transformers' name.
 
-    True if it cannot be asked: vLLM does not know the class, or lacks a package that models which see need.
+    True if the answer is unknown: vLLM has no such class, or lacks a package that vision models need.
 
     Uses: the registered models of `ModelRegistry`, and `supports_lora` of `vllm.model_executor.models.interfaces`.
-    Why: an engine refuses adapters only once it has started, and a check must not start one.
+    Why: an engine refuses adapters only after its start, and a check must not start an engine.
     Unnecessary once: ModelRegistry answers this for the name of an architecture.
     """
     from vllm.model_executor.models import ModelRegistry
@@ -160,15 +159,15 @@ def has_adapters(architecture: str) -> bool:
 
 
 def serving_chat(client: Any, common: dict[str, Any], parsers: dict[str, Any]) -> Any:
-    """Return vLLM's serving layer for chats on an AsyncLLM; it has no model names other than those of adapters.
+    """Return vLLM's serving layer for chats on an AsyncLLM; its only model names are adapter names.
 
     Args:
         client: The AsyncLLM.
         common: Options of the renderer and of the serving layer.
-        parsers: Names of the parsers of both, and whether tools are parsed.
+        parsers: Parser names for both, and whether tools are parsed.
 
     Uses: `OpenAIServingChat`, `OpenAIServingModels`, `BaseModelPath` and `OnlineRenderer`.
-    Why: vLLM documents its HTTP server only, and the chats of an engine come through Ray.
+    Why: vLLM documents its HTTP server only, and our engines receive chats through Ray.
     Unnecessary once: vLLM documents chat completions of an AsyncLLM without an HTTP server.
     """
     from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
@@ -176,7 +175,7 @@ def serving_chat(client: Any, common: dict[str, Any], parsers: dict[str, Any]) -
     from vllm.entrypoints.openai.models.serving import OpenAIServingModels
     from vllm.renderers.online_renderer import OnlineRenderer
 
-    # vLLM would put the structure of a gpt-oss's whole turn into its final message.
+    # For gpt-oss, vLLM would apply the structure of the complete turn to its final message.
     is_harmony = client.model_config.hf_config.model_type == "gpt_oss"
     return OpenAIServingChat(
         client,
@@ -195,7 +194,7 @@ def serve_adapter(serving: Any, lora: Any) -> None:
     """Let requests of a serving layer name an adapter, given as a LoRARequest.
 
     Uses: `OpenAIServingModels.lora_requests`.
-    Why: load_lora_adapter would load the adapter again, with an id of its own.
+    Why: load_lora_adapter would load the adapter again under another id.
     Unnecessary once: OpenAIServingModels accepts a loaded LoRARequest.
     """
     serving.models.lora_requests[lora.lora_name] = lora
@@ -218,7 +217,7 @@ def error_of(raised: Exception) -> dict[str, Any]:
     """Return the fields of the error response for an exception of the serving layer: message, code and param.
 
     Uses: `vllm.entrypoints.serve.create_error_response`.
-    Why: the serving layer raises many kinds of exceptions, and only vLLM's HTTP server maps them.
+    Why: the serving layer raises many exception classes, and only vLLM's HTTP server maps them.
     Unnecessary once: the serving layer returns an error response for each of them.
     """
     from vllm.entrypoints.serve import create_error_response
@@ -228,7 +227,7 @@ def error_of(raised: Exception) -> dict[str, Any]:
 
 
 def error_in(answer: Any) -> dict[str, Any] | None:
-    """Return the fields of an error response, as `error_of`; None if `answer` is another response.
+    """Return the fields of an error response, like `error_of`; None if `answer` is not an error.
 
     Uses: `vllm.entrypoints.serve.engine.protocol.ErrorResponse`.
     Why: the serving layer returns refused requests as an object of this class.
@@ -243,7 +242,7 @@ def thinking_parser() -> type[Any]:
     """Return the base class of vLLM's reasoning parsers for models with a start and an end token.
 
     Uses: `vllm.reasoning.basic_parsers.BaseThinkingReasoningParser`.
-    Why: the documented base class, ReasoningParser, reads no stream by itself.
+    Why: the documented base class, ReasoningParser, does not parse streams.
     Unnecessary once: `vllm.reasoning` exports the class.
     """
     from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
@@ -259,8 +258,8 @@ def begin_reload(model: nn.Module) -> None:
     """Prepare a worker's model for new weights; `load_weights` then fills one layer after the other.
 
     Uses: `initialize_layerwise_reload`, and `moe_kernel` of the layers' `quant_method`.
-    Why: CPU workers repack weights, so a plain `load_weights` into a running model fails with a shape error. With a
-    kernel, vLLM would not pack the new weights of experts as a CPU's need.
+    Why: CPU workers repack weights, so a plain `load_weights` into a running model fails with a shape error. While an
+    expert layer has a `moe_kernel`, vLLM would not pack its new weights for the CPU.
     Unnecessary once: the base class of transports does both in start_weight_update.
     """
     from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
@@ -277,8 +276,8 @@ def finish_reload(model: nn.Module, config: Any) -> None:
     """Complete the layers that `begin_reload` prepared; `config` is vLLM's model config.
 
     Uses: `finalize_layerwise_reload`, and the `quant_method` of `ParallelLMHead`.
-    Why: a tied head shares the embedding's tensor, but on CPUs it computes with a packed copy of it. The reload does
-    not update this copy, since it loads no weights for the head itself.
+    Why: a tied head shares the embedding's tensor, but on CPUs it computes with a packed copy of the tensor. The reload
+    does not update this copy, because it loads no weights for the head itself.
     Unnecessary once: the base class of transports does both in finish_weight_update.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
@@ -293,11 +292,11 @@ def finish_reload(model: nn.Module, config: Any) -> None:
 
 
 def load_when_complete(held: Any, module: nn.Module, name: str, value: Tensor) -> Any:
-    """Load `value` into a parameter or buffer without memory, `held`, once its layer is complete.
+    """Load `value` into `held`, a parameter or buffer without memory, once its layer is complete.
 
     Uses: `make_online_process_loader` and `default_weight_loader`.
     Why: some models copy weights straight into their parameters, which have no memory during a reload.
-    Unnecessary once: every model of vLLM loads its weights by a `weight_loader`.
+    Unnecessary once: every vLLM model loads its weights with a `weight_loader`.
     """
     from vllm.model_executor.model_loader.reload.layerwise import make_online_process_loader
     from vllm.model_executor.model_loader.weight_utils import default_weight_loader
@@ -314,8 +313,8 @@ def rotary_kernel() -> Callable[..., Any]:
     """Return vLLM's method for rotary positions on CPUs.
 
     Uses: `RotaryEmbedding.forward_cpu`.
-    Why: it takes queries and keys of one shape only; see `replace_rotary_kernel`.
-    Unnecessary once: it takes the shapes that vLLM's models pass.
+    Why: it supports one shape of queries and keys only; see `replace_rotary_kernel`.
+    Unnecessary once: it supports the shapes that vLLM's models pass.
     """
     from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
@@ -324,9 +323,9 @@ def rotary_kernel() -> Callable[..., Any]:
 
 
 def replace_rotary_kernel(kernel: Callable[..., Any]) -> None:
-    """Make the models that this process loads from now on use `kernel` for rotary positions on CPUs.
+    """Make all models that this process loads later use `kernel` for rotary positions on CPUs.
 
-    Uses, why and until when: as `rotary_kernel`.
+    Uses, why and unnecessary once: see `rotary_kernel`.
     """
     from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
@@ -337,8 +336,8 @@ def cpu_lora_operations() -> type[Any]:
     """Return the class of vLLM's LoRA operations on CPUs.
 
     Uses: `vllm.lora.punica_wrapper.punica_cpu.PunicaWrapperCPU`.
-    Why: its operations copy the adapter's matrices for each token, and give rows without an adapter those
-    of the last slot.
+    Why: its operations copy the adapter's matrices for each token, and apply the last slot's adapter to rows without an
+    adapter.
     Unnecessary once: its operations group the rows by adapter.
     """
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
@@ -348,11 +347,11 @@ def cpu_lora_operations() -> type[Any]:
 
 
 def replace_lora_operations(runner: Any, make: Callable[[], Any]) -> None:
-    """Replace the LoRA operations of a model runner by those that `make` returns, one for each part of the model.
+    """Replace the LoRA operations of a model runner; `make` is called for each part of the model.
 
     Uses: `lora_manager._adapter_manager`, its `punica_wrapper_mapping`, `modules` and `_get_punica_wrapper`.
     Why: vLLM chooses the operations by platform and has no setting for them.
-    Unnecessary once: `cpu_lora_operations` is.
+    Unnecessary once: `cpu_lora_operations` is unnecessary.
     """
     manager = runner.lora_manager._adapter_manager
     for prefix in manager.punica_wrapper_mapping:
@@ -365,7 +364,7 @@ def missing_modules(runner: Any, lora_id: int) -> list[str]:
     """Return the modules that a loaded adapter changes and the model lacks.
 
     Uses: `lora_manager._adapter_manager`, its `modules` and `get_adapter`.
-    Why: vLLM leaves such modules out without an error.
+    Why: vLLM ignores such modules without an error.
     Unnecessary once: AsyncLLM.add_lora refuses an adapter that does not fit.
     """
     manager = runner.lora_manager._adapter_manager
@@ -391,12 +390,12 @@ def watch_routers(model: nn.Module, watcher: Any) -> None:
 
 
 def complete_cache(runner: Any) -> tuple[int, int, int] | None:
-    """Return a cache whose slots hold all tokens of a request: its number, its tokens per block, and its blocks.
+    """Return number, block size in tokens and block count of a cache that holds all tokens of a request.
 
     None if no layer attends to all tokens.
 
     Uses: the `kv_cache_config` of the model runner, and `FullAttentionSpec`.
-    Why, and until when: as `watch_routers`.
+    Why and unnecessary once: see `watch_routers`.
     """
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
@@ -410,13 +409,12 @@ def complete_cache(runner: Any) -> tuple[int, int, int] | None:
 
 
 def running_requests(runner: Any, scheduled: Any, cache: int) -> Iterator[tuple[str, int, int, NDArray[np.int32]]]:
-    """Yield each request of a step, in the order of its tokens there.
+    """Yield the requests of a step, in the order of their tokens.
 
-    A request has its id, its tokens in the step, its tokens before the step, and its blocks in the cache of this
-    number.
+    Yields id, number of tokens in the step, number of tokens before the step, and blocks in the cache with this number.
 
     Uses: the `input_batch` of the model runner, and `SchedulerOutput.num_scheduled_tokens`.
-    Why, and until when: as `watch_routers`.
+    Why and unnecessary once: see `watch_routers`.
     """
     batch = runner.input_batch
     blocks = batch.block_table[cache].get_numpy_array()

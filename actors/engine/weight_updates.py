@@ -1,4 +1,4 @@
-"""Weight updates of an engine: all weights, for which it pauses, or an adapter, which later requests use."""
+"""Weight updates of an engine: all weights, which pauses the engine, or an adapter, which later requests use."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from agent_rft.trainer.learner.layout import Loaded, num_bytes
 class WeightUpdates:
     """Loads weights into the engine of `client`, which runs the requests in `slots`.
 
-    `lines` are the engine's lines by job, of which it changes the version and the adapter. Adapters are written to
-    `shm` for a moment. `not_updating` is cleared while no request may start.
+    `tenants` are the engine's tenants by job; updates change their version and adapter. Adapters are written to `shm`
+    while they are loaded. `not_updating` is cleared while no request may start.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class WeightUpdates:
         client: VllmClient,
         adapters: Adapters,
         slots: Slots,
-        lines: Mapping[str, Line],
+        tenants: Mapping[str, Line],
         not_updating: asyncio.Event,
         shm: Path,
     ) -> None:
@@ -39,89 +39,92 @@ class WeightUpdates:
         self._client = client
         self._adapters = adapters
         self._slots = slots
-        self._lines = lines
+        self._tenants = tenants
         self._not_updating = not_updating
         self._shm = shm
 
     async def init_transport(self, info: dict[str, Any]) -> None:
-        """Connect the weight transport: `info` has the fields of the transport's init info, empty for shared memory."""
+        """Connect the weight transport.
+
+        `info` has the fields of the transport's init info, empty for shared memory.
+        """
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         with as_engine_failed("connect to the learner"):
             request = WeightTransferInitRequest(init_info=info)
             await self._client.while_alive(self._client.llm.init_weight_transfer_engine(request))
 
-    async def swap(self, line: Line, version: int, base: str) -> Loaded:
-        """Load all staged buckets of `line` as `version`; `base` is the model of its adapters."""
+    async def swap(self, tenant: Line, version: int, base: str) -> Loaded:
+        """Load all staged buckets of a tenant as `version`; `base` is the base model of its adapters."""
         try:
-            if line.lora is not None:
-                return await self._adapt(line, version, line.lora, base)
+            if tenant.lora is not None:
+                return await self._switch_adapter(tenant, version, tenant.lora, base)
             updates = [
                 {"path": str(file.path), "tensors": [list(tensor) for tensor in layout], "checksum": checksum}
-                for file, layout, checksum in line.staged
+                for file, layout, checksum in tenant.staged
             ]
             return await self.update(version, updates)
         finally:
-            line.unstage()
+            tenant.unstage()
 
     async def update(self, version: int, updates: Sequence[dict[str, Any]]) -> Loaded:
-        """Pause, load each of `updates` as `version`, and resume; then ask the workers what they loaded."""
+        """Pause, load each of `updates` as `version`, and resume; then return what the workers loaded."""
         started = time.monotonic()
         self._not_updating.clear()
         try:
             with as_engine_failed("load weights"):
-                await self._client.while_alive(self._update(version, updates))
+                await self._client.while_alive(self._load_all_weights(version, updates))
         finally:
             paused_s = time.monotonic() - started
             self.paused_s += paused_s
             self._not_updating.set()
-        with as_engine_failed("say which weights it loaded"):
+        with as_engine_failed("report which weights it loaded"):
             reports = await self._client.while_alive(self._client.llm.collective_rpc("loaded_weights"))
         missed = {name for _, names in reports for name in names}
         return Loaded(paused_s, tuple(number for number, _ in reports), tuple(sorted(missed)))
 
-    async def _update(self, version: int, updates: Sequence[dict[str, Any]]) -> None:
+    async def _load_all_weights(self, version: int, updates: Sequence[dict[str, Any]]) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        # Waiting requests are restarted after the update: with their old salt they could use blocks of older weights.
+        # Restart waiting requests after the update: with their old salt they could use cache blocks of older weights.
         await self._client.llm.abort(self._slots.waiting)
-        # The cache is kept for requests in flight; later ones cannot hit it, because their salt differs.
+        # Keep the cache for requests in flight; later requests cannot hit it, because their salt differs.
         await pause(self._client.llm)
         await self._client.llm.start_weight_update()
         for update in updates:
             await self._client.llm.update_weights(WeightTransferUpdateRequest(update_info=update))
         await self._client.llm.finish_weight_update(weight_version=str(version))
-        self._lines[""].version = version
+        self._tenants[""].version = version
         await self._client.llm.resume_generation()
 
-    async def _adapt(self, line: Line, version: int, lora: AdapterConfig, base: str) -> Loaded:
+    async def _switch_adapter(self, tenant: Line, version: int, lora: AdapterConfig, base: str) -> Loaded:
         """Load the staged tensors as an adapter, which all later requests use."""
         from agent_rft.actors.weights.bucket import bytes_of, tensors_in
 
         tensors = {
             name: tensor
-            for file, layout, _ in line.staged
+            for file, layout, _ in tenant.staged
             for name, tensor in tensors_in(bytes_of(file.path, num_bytes(layout)), layout)
         }
-        layouts = [layout for _, layout, _ in line.staged]
+        layouts = [layout for _, layout, _ in tenant.staged]
         with as_engine_failed("load an adapter"), shared_folder(self._shm) as folder:
             await asyncio.to_thread(write_adapter, folder, tensors, lora.config(base))
-            adapter = await self.load_adapter(line, version, folder)
+            adapter = await self.load_adapter(tenant, version, folder)
             call = self._client.llm.collective_rpc("adapter_checksum", args=(str(folder), layouts))
             return Loaded(adapter.load_s, tuple(await self._client.while_alive(call)))
 
-    async def load_adapter(self, line: Line, version: int, folder: Path) -> Adapter:
-        """Load the adapter in `folder` as `version` of a line, in place of its previous one."""
-        adapter = await self._adapters.update(f"{line.job} version {version}".lstrip(), folder)
-        before, line.adapter, line.version = line.adapter, adapter, version
-        if before is not None:
-            self._adapters.give_up(before)
-        if self._lines.get(line.job) is not line:
-            self.release_adapter(line)  # it was closed meanwhile
+    async def load_adapter(self, tenant: Line, version: int, folder: Path) -> Adapter:
+        """Load the adapter in `folder` as `version` of a tenant, in place of its previous adapter."""
+        adapter = await self._adapters.update(f"{tenant.job} version {version}".lstrip(), folder)
+        previous_adapter, tenant.adapter, tenant.version = tenant.adapter, adapter, version
+        if previous_adapter is not None:
+            self._adapters.give_up(previous_adapter)
+        if self._tenants.get(tenant.job) is not tenant:
+            self.release_adapter(tenant)  # closed during the load
         return adapter
 
-    def release_adapter(self, line: Line) -> None:
-        """Release a line's adapter, if it has one, after the last request that uses it."""
-        if line.adapter is not None:
-            self._adapters.give_up(line.adapter)
-            line.adapter = None
+    def release_adapter(self, tenant: Line) -> None:
+        """Release a tenant's adapter, if it has one, after the last request that uses it."""
+        if tenant.adapter is not None:
+            self._adapters.give_up(tenant.adapter)
+            tenant.adapter = None

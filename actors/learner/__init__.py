@@ -1,4 +1,4 @@
-"""The group of the learner's ranks as Ray processes, which the loop uses.
+"""The learner's ranks as a group of Ray processes, which the training loop uses.
 
-Nothing that knows rollouts, tools or graders: it gets sequences and computes steps.
+Does not depend on rollouts, tools or graders: it receives sequences and computes steps.
 """

@@ -1,7 +1,7 @@
-"""The learner as the loop uses it: ranks in Ray actors that act as one; if one fails, all are killed.
+"""The learner as the training loop uses it: ranks in Ray actors that succeed or fail together.
 
-The group splits a batch into mini-batches and packs them; ranks only compute. A call runs on all ranks or on none. A
-step may take a time in proportion to its tokens (`StepLimit`), so that a long step is not taken for a hang.
+The group splits a batch into mini-batches and packs them; ranks only compute. If one rank fails, all are killed. The
+time limit of a step grows with its tokens (`StepLimit`), so that a long step is not taken for a hang.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from agent_rft.trainer.model.batch import AnySequence, MicroBatch, WeightedSeque
 from agent_rft.types import Converted, StepReport
 
 SCHEDULE_TIMEOUT_S = 900.0
-"""Timeout for all ranks to be scheduled and to import."""
+"""Timeout for scheduling all ranks and their imports."""
 
 
 class LearnerGroup:
-    """Implements `agent_rft.protocols.Learner`. Made by `start`; `shutdown` must be called at the end.
+    """Implements `agent_rft.protocols.Learner`. Created by `start`; must be closed with `shutdown`.
 
-    Every method raises LearnerFailed if a rank fails or is late, and the group is shut down then: until `restart`, all
-    others raise the same. An expected error that all ranks raise (UserError, Halted) is raised unchanged, and the ranks
-    stay alive.
+    If a rank fails or exceeds its time limit, the method raises LearnerFailed and shuts the group down. All methods
+    then raise the same error until `restart`. An expected error that all ranks raise (UserError, Halted) is raised
+    unchanged, and the ranks stay alive.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class LearnerGroup:
         self._actors: list[Any] = []
         self._given_up: dict[int, str] = {}
         self._failure: RftError = LearnerFailed("the learner was shut down")
-        self._turns: Turns | None = None
-        self._limit = StepLimit(config.collective_timeout_s, config.assumed_token_s)
+        self._gpu_lease: Turns | None = None
+        self._step_limit = StepLimit(config.collective_timeout_s, config.assumed_token_s)
         self._busy_until = 0.0
-        """When the limit of a step in progress ends, on the clock of `time.monotonic`."""
+        """End of the time limit of a step in progress, on the clock of `time.monotonic`."""
         self.incarnation = 0
 
     @classmethod
@@ -75,13 +75,13 @@ class LearnerGroup:
         return group
 
     async def restart(self) -> None:
-        """Replace the ranks' processes, also those that were lost, by new ones with the model that training began with.
+        """Replace the processes of all ranks by new ones, which load the initial model.
 
-        The weights that were published last must be published again, for engines that start later.
+        The last published weights must be published again, for engines that start later.
         """
         await self.shutdown()
-        if self._turns is not None:
-            await self._turns.to_new_learner()
+        if self._gpu_lease is not None:
+            await self._gpu_lease.to_new_learner()
         self._given_up = {}
         self.incarnation += 1
         process: Any = ray.remote(concurrency_groups={PULSE: 1, WRITE: 1})(RankProcess)
@@ -93,127 +93,129 @@ class LearnerGroup:
             raise
 
     async def build(self, config: LearnerConfig) -> None:
-        """Load the model in every rank with `config`, in the existing processes.
+        """Load the model with `config` in the existing processes of all ranks.
 
         Raises:
-            LearnerFailed: A rank was lost, or did not finish within `start_timeout_s` of the model.
+            LearnerFailed: A rank was lost, or did not finish within the model's `start_timeout_s`.
             RftError: The model cannot be loaded.
         """
         self._config = config
-        self._limit = StepLimit(config.collective_timeout_s, config.assumed_token_s)
+        self._step_limit = StepLimit(config.collective_timeout_s, config.assumed_token_s)
         refs = [actor.address.remote() for actor in self._actors]
-        addresses = await self._results("being scheduled", refs, SCHEDULE_TIMEOUT_S)
+        addresses = await self._wait_for_results("scheduling", refs, SCHEDULE_TIMEOUT_S)
         refs = [a.build.remote(config, rank, self.num_ranks, addresses[0]) for rank, a in enumerate(self._actors)]
-        await self._results("loading the model", refs, start_timeout_s(config.model))
+        await self._wait_for_results("loading the model", refs, start_timeout_s(config.model))
 
     @property
     def num_ranks(self) -> int:
         return len(self._actor_options)
 
     def share(self, turns: Turns) -> None:
-        """From now on compute only in the learner's turn."""
-        self._turns = turns
+        """Time-share the devices with the engines that `turns` offloads."""
+        self._gpu_lease = turns
 
     async def take_turn(self) -> None:
-        """Let engines that share the devices sleep, as each method that computes does by itself."""
-        if self._turns is not None:
-            await self._turns.to_learner()
+        """Offload engines that share the devices. All methods that compute call this first."""
+        if self._gpu_lease is not None:
+            await self._gpu_lease.to_learner()
 
     async def rest(self) -> None:
-        """Let engines that share the devices go on; the next method that computes takes the turn again."""
-        if self._turns is not None:
-            await self._turns.to_engines()
+        """Reload engines that share the devices; the next method that computes offloads them again."""
+        if self._gpu_lease is not None:
+            await self._gpu_lease.to_engines()
 
     async def sleep(self) -> None:
-        """See `LearnerRank.sleep`; only for `Turns`."""
-        await self._on_all("sleep", self._same())
+        """Offload the ranks, see `LearnerRank.sleep`; called only by `Turns`."""
+        await self._call_all("sleep", self._repeat_arguments())
 
     async def wake(self) -> None:
-        """See `LearnerRank.wake`; only for `Turns`."""
-        await self._on_all("wake", self._same())
+        """Reload the ranks, see `LearnerRank.wake`; called only by `Turns`."""
+        await self._call_all("wake", self._repeat_arguments())
 
     async def step(self, sequences: Sequence[AnySequence], version: int) -> StepReport:
-        """Train on `sequences`, which are weighted if the method is supervised, with `updates_per_batch` updates."""
+        """Train on `sequences` in `updates_per_batch` updates; supervised methods take weighted sequences."""
         updates = [self._pack(part) for part in split_updates(sequences, self._config.algorithm.updates_per_batch)]
         of_rank = [([update[rank] for update in updates], version) for rank in range(self.num_ranks)]
         num_tokens = _num_tokens(sequences)
         await self.take_turn()
-        began, limit_s = time.monotonic(), self._limit.of(num_tokens)
+        began, limit_s = time.monotonic(), self._step_limit.of(num_tokens)
         self._busy_until = began + limit_s
         try:
-            report: StepReport = (await self._on_all("step", of_rank, limit_s))[0]
+            report: StepReport = (await self._call_all("step", of_rank, limit_s))[0]
         finally:
             self._busy_until = 0.0
-        self._limit.measured(num_tokens, time.monotonic() - began)
+        self._step_limit.measured(num_tokens, time.monotonic() - began)
         return report
 
     async def supervised_loss(self, sequences: Sequence[WeightedSequence]) -> float:
-        """Weighted cross-entropy per unit of weight, without training."""
+        """Return the weighted cross-entropy per unit of weight, without training."""
         of_rank = [(row,) for row in self._pack(sequences)]
         await self.take_turn()
-        loss: float = (await self._on_all("supervised_loss", of_rank, self._limit.of(_num_tokens(sequences))))[0]
+        loss: float = (await self._call_all("supervised_loss", of_rank, self._step_limit.of(_num_tokens(sequences))))[0]
         return loss
 
     async def logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Log-probabilities of each token but the first, at temperature 1: [T] -> [T - 1]."""
-        logprobs: NDArray[np.float32] = (await self._call("logprobs", self._same(token_ids)))[0]
+        """Return log-probabilities of all tokens but the first, at temperature 1: [T] -> [T - 1]."""
+        logprobs: NDArray[np.float32] = (await self._call("logprobs", self._repeat_arguments(token_ids)))[0]
         return logprobs
 
     async def bucket_plan(self, max_bytes: int) -> list[list[TensorInfo]]:
-        """Name, dtype and shape of the tensors of each bucket; see `LearnerRank.bucket_plan`."""
-        plan: list[list[TensorInfo]] = (await self._call("bucket_plan", self._same(max_bytes)))[0]
+        """Return name, dtype and shape of each bucket's tensors; see `LearnerRank.bucket_plan`."""
+        plan: list[list[TensorInfo]] = (await self._call("bucket_plan", self._repeat_arguments(max_bytes)))[0]
         return plan
 
     async def gather_bucket(self, index: int) -> tuple[Any, int]:
-        """A reference to the bucket's bytes (uint8), in the object store of rank 0's node, and their checksum."""
+        """Return a reference to the bucket's bytes (uint8) in the object store of rank 0's node, and their checksum."""
         await self.take_turn()
-        refs = [actor.put_bucket.remote(index) for actor in self._ranks()]
-        reference, number = (await self._results("gather_bucket", refs, self._call_limit_s))[0]
+        refs = [actor.put_bucket.remote(index) for actor in self._live_actors()]
+        reference, number = (await self._wait_for_results("gather_bucket", refs, self._call_limit_s))[0]
         return reference, number
 
     async def meeting_point(self) -> str:
-        address: str = (await self._results("meeting_point", [self._ranks()[0].address.remote()], GRACE_S))[0]
+        address: str = (
+            await self._wait_for_results("meeting_point", [self._live_actors()[0].address.remote()], GRACE_S)
+        )[0]
         return address
 
     async def open_broadcast(self, address: str, size: int) -> None:
-        """Let rank 0 join a broadcast group of `size` at `address`."""
-        await self._rank_0("open_broadcast", address, size)
+        """Let rank 0 join a broadcast group of `size` processes at `address`."""
+        await self._call_rank_0("open_broadcast", address, size)
 
     async def send(self, bucket: Any) -> None:
-        """Let rank 0 broadcast a bucket of `gather_bucket`.
+        """Let rank 0 broadcast a bucket from `gather_bucket`.
 
         Raises:
-            EngineFailed: a member of the group is lost.
+            EngineFailed: A member of the group is lost.
         """
-        await self._rank_0("send", bucket)
+        await self._call_rank_0("send", bucket)
 
     async def check(self) -> None:
-        """Find out whether a rank was lost since the last call. A rank that only hangs is left to the watchdog."""
-        refs = [actor.pulse.remote() for actor in self._ranks()]
-        await self._results("waiting", refs, self._config.collective_timeout_s)
+        """Raise LearnerFailed if a rank was lost since the last call. The watchdog handles ranks that only hang."""
+        refs = [actor.pulse.remote() for actor in self._live_actors()]
+        await self._wait_for_results("waiting", refs, self._config.collective_timeout_s)
 
     async def snapshot(self) -> None:
-        """See `LearnerRank.snapshot`."""
-        await self._call("snapshot", self._same())
+        """Copy the training state to host memory; see `LearnerRank.snapshot`."""
+        await self._call("snapshot", self._repeat_arguments())
 
     async def write(self, folder: Path) -> None:
-        """See `LearnerRank.write`; the ranks write at the same time, while other methods may be called.
+        """Write the snapshot on all ranks concurrently; other methods may be called during the write.
 
         Raises:
             OSError: A rank's disk is full or read-only. The ranks stay alive.
         """
-        refs = [actor.write.remote(_absolute(folder)) for actor in self._ranks()]
-        errors: list[OSError | None] = await self._results("write", refs, self._config.collective_timeout_s)
+        refs = [actor.write.remote(_absolute_path(folder)) for actor in self._live_actors()]
+        errors: list[OSError | None] = await self._wait_for_results("write", refs, self._config.collective_timeout_s)
         for error in filter(None, errors):
             raise error
 
     async def load(self, folder: Path) -> Converted | None:
-        """See `LearnerRank.load`."""
-        converted: Converted | None = (await self._call("load", self._same(_absolute(folder))))[0]
+        """Load a checkpoint; see `LearnerRank.load`."""
+        converted: Converted | None = (await self._call("load", self._repeat_arguments(_absolute_path(folder))))[0]
         return converted
 
     def watched(self) -> list[Watched]:
-        """The ranks, for the watchdog; giving one up kills it, which ends the whole group."""
+        """Return the ranks for the watchdog, which kills a rank that hangs and thereby ends the group."""
 
         def watched(rank: int, actor: Any) -> Watched:
             async def pulse() -> list[Doing]:
@@ -237,50 +239,52 @@ class LearnerGroup:
         actors, self._actors = self._actors, []
         for actor in actors:
             ray.kill(actor)
-        await asyncio.gather(*(_gone(actor) for actor in actors))
+        await asyncio.gather(*(_wait_until_dead(actor) for actor in actors))
 
     # -- all ranks as one ----------------------------------------------------------------------------------------------
 
     def _pack(self, sequences: Sequence[AnySequence]) -> list[list[MicroBatch]]:
         return pack(sequences, num_ranks=self.num_ranks, budget=self._config.micro_batch_tokens)
 
-    def _ranks(self) -> list[Any]:
-        """The ranks' actors; if a call beside, such as a checkpoint's, found that one was lost, raises what it did."""
+    def _live_actors(self) -> list[Any]:
+        """Return the ranks' actors; raise the recorded error if a concurrent call found that a rank was lost."""
         if not self._actors:
             raise self._failure
         return self._actors
 
-    def _same(self, *arguments: Any) -> list[tuple[Any, ...]]:
+    def _repeat_arguments(self, *arguments: Any) -> list[tuple[Any, ...]]:
         return [arguments] * self.num_ranks
 
     async def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Run a method of `LearnerRank` with each rank's arguments, in the learner's turn."""
+        """Offload engines that share the devices, then run a method of `LearnerRank` with each rank's arguments."""
         await self.take_turn()
-        return await self._on_all(method, arguments)
+        return await self._call_all(method, arguments)
 
-    async def _on_all(
+    async def _call_all(
         self, method: str, arguments: Sequence[tuple[Any, ...]], limit_s: float | None = None
     ) -> list[Any]:
-        refs = [actor.call.remote(method, *of_rank) for actor, of_rank in zip(self._ranks(), arguments, strict=True)]
-        return await self._results(method, refs, self._call_limit_s if limit_s is None else limit_s)
+        refs = [
+            actor.call.remote(method, *of_rank) for actor, of_rank in zip(self._live_actors(), arguments, strict=True)
+        ]
+        return await self._wait_for_results(method, refs, self._call_limit_s if limit_s is None else limit_s)
 
-    async def _rank_0(self, method: str, *arguments: Any) -> None:
-        ref = self._ranks()[0].call.remote(method, *arguments)
-        await self._results(method, [ref], self._call_limit_s)
+    async def _call_rank_0(self, method: str, *arguments: Any) -> None:
+        ref = self._live_actors()[0].call.remote(method, *arguments)
+        await self._wait_for_results(method, [ref], self._call_limit_s)
 
     @property
     def _call_limit_s(self) -> float:
-        """The limit of a call other than a step, which waits in the ranks for a step in progress."""
+        """The time limit of calls other than steps: they wait in the ranks for a step in progress."""
         return self._config.collective_timeout_s + max(0.0, self._busy_until - time.monotonic())
 
-    async def _results(self, what: str, refs: Sequence[Any], timeout_s: float) -> list[Any]:
-        """The results of all ranks; if one fails or is late, all are shut down."""
+    async def _wait_for_results(self, what: str, refs: Sequence[Any], timeout_s: float) -> list[Any]:
+        """Return the results of all ranks; if a rank fails or exceeds the time limit, shut all ranks down."""
         found = await call_results(what, refs, timeout_s, self._given_up)
         if not isinstance(found, CallFailure):
             return found
         if not found.is_fatal:
             raise found.error
-        if self._actors:  # else a concurrent call found it first, and knows better why
+        if self._actors:  # else a concurrent call already recorded the cause
             self._failure = found.error
             await self.shutdown()
         raise self._failure
@@ -290,12 +294,12 @@ def _num_tokens(sequences: Sequence[AnySequence]) -> int:
     return sum(len(sequence.token_ids) for sequence in sequences)
 
 
-def _absolute(folder: Path) -> Path:
-    """The absolute path: ranks may have another working directory."""
+def _absolute_path(folder: Path) -> Path:
+    """Return the absolute path: ranks may have a different working directory."""
     return folder.absolute()
 
 
-async def _gone(actor: Any) -> None:
+async def _wait_until_dead(actor: Any) -> None:
     """Wait until Ray reports a killed actor as dead."""
     with contextlib.suppress(RayError, TimeoutError):
         async with asyncio.timeout(GRACE_S):

@@ -1,4 +1,4 @@
-"""Calls of the learner ranks: the results of all ranks or one error, and how long a step may take."""
+"""Calls to the learner ranks: combines their results or errors, and limits the time of a step."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from agent_rft.actors.runtime.calls import cannot_start
 from agent_rft.errors import LearnerFailed, RftError
 
 GRACE_S = 10.0
-"""How long the other ranks may take to fail after the first: the first error is often only that a peer is gone."""
+"""Seconds for the other ranks to fail after the first one, whose error may only be that another rank is gone."""
 FACTOR = 5.0
-"""How many times longer than measured a token may take: longer sequences have more attention, nodes have other work."""
+"""Time limit per token as a multiple of the measured time: longer sequences need more attention, nodes may be busy."""
 FIRST_FACTOR = 20.0
-"""How many times longer than assumed, before a step was measured."""
+"""Time limit per token as a multiple of the assumed time, before a step was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class CallFailure:
 async def call_results(
     what: str, refs: Sequence[Any], timeout_s: float, given_up: Mapping[int, str]
 ) -> list[Any] | CallFailure:
-    """Return the results of all ranks, or the failure if one of them fails or is late.
+    """Return the results of all ranks, or the failure if a rank fails or exceeds the time limit.
 
-    `given_up` are the reasons why ranks were killed.
+    `given_up` has the reasons for which ranks were killed.
     """
-    tasks = [asyncio.ensure_future(_outcome(ref)) for ref in refs]
+    tasks = [asyncio.ensure_future(_result_or_raise(ref)) for ref in refs]
     try:
         done, late = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
         if late and any(task.exception() for task in done):
@@ -48,7 +48,7 @@ async def call_results(
     if not late and not failed:
         return [task.result() for task in tasks]
     if failed:
-        failure = _why(what, failed, len(tasks), given_up)
+        failure = _combine_errors(what, failed, len(tasks), given_up)
     else:
         ranks = [rank for rank, task in enumerate(tasks) if task in late]
         text = f"learner ranks {ranks} of {len(tasks)} did not finish {what} in {timeout_s:g} s"
@@ -56,43 +56,45 @@ async def call_results(
     return CallFailure(failure, bool(late) or not all(isinstance(error, RftError) for error in errors.values()))
 
 
-async def _outcome(ref: Any) -> Any:
+async def _result_or_raise(ref: Any) -> Any:
     outcome = await ref
     if isinstance(outcome, RftError):
         raise outcome
     return outcome
 
 
-def _why(what: str, failed: Mapping[int, BaseException], num_ranks: int, given_up: Mapping[int, str]) -> RftError:
-    """One error for the errors of several ranks; lost processes come first, since the others only lost a peer."""
+def _combine_errors(
+    what: str, failed: Mapping[int, BaseException], num_ranks: int, given_up: Mapping[int, str]
+) -> RftError:
+    """Combine the errors of several ranks into one; lost processes come first, because they cause the other errors."""
     for rank, error in failed.items():
-        known = error if isinstance(error, RftError) else cannot_start(error, f"learner rank {rank}")
-        if known is not None:
-            return known
+        expected_error = error if isinstance(error, RftError) else cannot_start(error, f"learner rank {rank}")
+        if expected_error is not None:
+            return expected_error
     ranks = sorted(failed, key=lambda rank: not isinstance(failed[rank], RayActorError))
-    described = [(rank, given_up.get(rank) or _lost(failed[rank])) for rank in ranks]
+    described = [(rank, given_up.get(rank) or _describe_loss(failed[rank])) for rank in ranks]
     failed_in = [(f"learner rank {rank} of {num_ranks} failed in {what}", why, failed[rank]) for rank, why in described]
-    message = "; ".join(f"{who}: {why or _quoted(error)}" for who, why, error in failed_in)
+    message = "; ".join(f"{who}: {why or _quote_error(error)}" for who, why, error in failed_in)
     public = "; ".join(f"{who}: {why}" if why else who for who, why, _ in failed_in)
     return LearnerFailed(message, ranks=ranks, public=public)
 
 
-def _lost(error: BaseException) -> str:
+def _describe_loss(error: BaseException) -> str:
     lost = isinstance(error, RayActorError)
     return "its process was lost (killed, out of memory, or its node is gone)" if lost else ""
 
 
-def _quoted(error: BaseException) -> str:
+def _quote_error(error: BaseException) -> str:
     cause = error.cause if isinstance(error, RayTaskError) else error
     return f"{type(cause).__name__}: {cause}"
 
 
 class StepLimit:
-    """Limits from the mean rate of the steps so far, or from an assumed rate before the first one.
+    """Time limits of steps, from the mean rate of the steps so far, or from an assumed rate before the first step.
 
     Args:
-        min_s: Seconds that any step may take.
-        assumed_token_s: Seconds per token of a step, as the plan assumes; 0: unknown.
+        min_s: Smallest limit of any step, in seconds.
+        assumed_token_s: Assumed seconds per token of a step, from the step plan. 0 if unknown.
     """
 
     def __init__(self, min_s: float, assumed_token_s: float) -> None:
@@ -101,7 +103,7 @@ class StepLimit:
         self._seconds = self._num_tokens = 0.0
 
     def of(self, num_tokens: int) -> float:
-        """Return the seconds that a step with so many tokens may take."""
+        """Return the time limit, in seconds, of a step with this many tokens."""
         if self._num_tokens:
             token_s = FACTOR * self._seconds / self._num_tokens
         else:
@@ -109,6 +111,6 @@ class StepLimit:
         return max(self._min_s, num_tokens * token_s)
 
     def measured(self, num_tokens: int, seconds: float) -> None:
-        """Count a step that has ended."""
+        """Record the duration of a finished step."""
         self._num_tokens += num_tokens
         self._seconds += seconds

@@ -1,4 +1,4 @@
-"""The process of one learner rank: a Ray actor that also answers while the rank computes."""
+"""The process of one learner rank: a Ray actor that answers health checks while the rank computes."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from agent_rft.trainer.learner.rank import LearnerRank
 from agent_rft.trainer.learner.rank_config import LearnerConfig
 
 PULSE = "pulse"
-"""The concurrency group, with its own thread, in which a rank answers while it computes."""
+"""Concurrency group, with a separate thread, in which a rank reports its work while it computes."""
 WRITE = "write"
-"""The concurrency group in which a rank writes a snapshot while it computes."""
+"""Concurrency group in which a rank writes a snapshot while it computes."""
 
 
 class RankProcess:
-    """The Ray actor of one rank; expected errors are returned as values, see `agent_rft.actors.runtime.calls`."""
+    """The Ray actor of one rank; returns expected errors as values, see `agent_rft.actors.runtime.calls`."""
 
     _rank: LearnerRank
 
     def __init__(self, metrics: MetricsAddress | None) -> None:
         self._metrics = metrics
-        self._doing: dict[str, float] = {}
+        self._started_at: dict[str, float] = {}
         self._recorder: Recorder | None = None
 
     def address(self) -> str:
-        """A free host:port on this node: the ranks' rendezvous, if this is rank 0."""
+        """Return a free host:port on this node. The ranks use the one of rank 0 as their rendezvous."""
         return f"{ray.util.get_node_ip_address()}:{free_port()}"
 
     def build(self, config: LearnerConfig, rank: int, world_size: int, address: str) -> RftError | None:
@@ -50,26 +50,26 @@ class RankProcess:
         return None
 
     def call(self, method: str, *arguments: Any) -> Any:
-        with self._at(method):
+        with self._report_running(method):
             try:
                 return getattr(self._rank, method)(*arguments)
             except RftError as error:
                 return error
 
     def put_bucket(self, index: int) -> list[Any]:
-        """The reference to a copy of the bucket, and its checksum.
+        """Store a copy of the bucket in the object store; return its reference and its checksum.
 
-        Ray does not resolve a reference in a list: bytes go only to nodes that load them.
+        Ray does not resolve references inside a list, so only nodes that load the bucket fetch its bytes.
         """
-        with self._at("gather_bucket"):
+        with self._report_running("gather_bucket"):
             data = self._rank.gather_bucket(index)
             return [] if data is None else [ray.put(data), checksum(torch.from_numpy(data))]
 
     @ray.method(concurrency_group=WRITE)  # type: ignore[untyped-decorator]
     def write(self, folder: Path) -> OSError | None:
-        """Write the snapshot in another thread; the rank outlives a disk that fails."""
+        """Write the snapshot in a separate thread; return disk errors, which the rank survives."""
         try:
-            with self._at("write"):
+            with self._report_running("write"):
                 self._rank.write(folder)
         except OSError as error:
             return error
@@ -77,17 +77,17 @@ class RankProcess:
 
     @ray.method(concurrency_group=PULSE)  # type: ignore[untyped-decorator]
     def pulse(self) -> list[Doing]:
-        """What this rank is doing; runs in another thread while it computes."""
+        """Return the methods that this rank is running; runs in a separate thread while the rank computes."""
         now = time.monotonic()
-        return [Doing("", method, now - since) for method, since in self._doing.copy().items()]
+        return [Doing("", method, now - since) for method, since in self._started_at.copy().items()]
 
     @contextlib.contextmanager
-    def _at(self, method: str) -> Iterator[None]:
+    def _report_running(self, method: str) -> Iterator[None]:
         """Report `method` to `pulse` while it runs, and record its duration if it succeeds."""
-        assert self._recorder is not None  # build() was called before
-        self._doing[method] = time.monotonic()
+        assert self._recorder is not None  # set by build()
+        self._started_at[method] = time.monotonic()
         try:
             yield
-            self._recorder.record(f"rank_s/{method}", time.monotonic() - self._doing[method])
+            self._recorder.record(f"rank_s/{method}", time.monotonic() - self._started_at[method])
         finally:
-            del self._doing[method]
+            del self._started_at[method]

@@ -1,4 +1,4 @@
-"""Rollouts: one episode, a group of them, the fleet of engines that runs them, and the worker actor.
+"""Rollouts: episodes, groups of rollouts, the fleet of engines that runs them, and the worker actor.
 
-The top room of `actors`: it may use all others. Nothing that knows the training loop, jobs or run folders.
+The top package of `actors`: it may import all others, but nothing of the training loop, jobs or run folders.
 """

@@ -1,4 +1,4 @@
-"""Assignment of rollouts to engines: balanced, and a group's rollouts on as few engines as balance allows.
+"""Assignment of rollouts to engines: balances load and keeps a group on as few engines as possible.
 
 The rollouts of a group have the same prompt. An engine computes it once and finds it in its prefix cache for the other
 rollouts. Each further engine of the group has to compute the prompt again.
@@ -34,14 +34,14 @@ class EngineLoad:
         return self._by_group.total()
 
     def has(self, group: GroupKey) -> bool:
-        """Whether a rollout of this group is in flight here."""
+        """Whether a rollout of this group is in flight on the engine."""
         return group in self._by_group
 
     def add(self, group: GroupKey) -> None:
         self._by_group[group] += 1
 
     def remove(self, group: GroupKey) -> None:
-        """Remove a rollout that was added."""
+        """Remove a rollout that was added with `add`."""
         self._by_group[group] -= 1
         if not self._by_group[group]:
             del self._by_group[group]
@@ -52,12 +52,12 @@ Assign = Callable[[Sequence[EngineLoad], GroupKey], int]
 
 
 def least_loaded(loads: Sequence[EngineLoad], group: GroupKey) -> int:
-    """Return the index of the engine with the fewest rollouts in flight, whatever the group."""
+    """Return the index of the engine with the fewest rollouts in flight; ignores the group."""
     return min(range(len(loads)), key=lambda index: loads[index].total)
 
 
 class GroupAffinity:
-    """Assigns rollouts to an engine that already has their group, as far as balance allows.
+    """Assigns rollouts to an engine that already runs their group, as far as balance allows.
 
     Such an engine must have a free slot, and at most MAX_EXTRA_ROLLOUTS more rollouts in flight than the least loaded
     engine. Otherwise the least loaded engine is chosen. `max_num_seqs` is the number of slots of each engine.

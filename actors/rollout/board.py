@@ -1,4 +1,4 @@
-"""Live figures of a run's rollouts: counts since the last `clear`, the newest trace, and the engines' busy share."""
+"""Live progress of a run's rollouts: counts since the last `clear`, the newest rollout, and the engines' busy share."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Key = tuple[Purpose, int]
 
 
 class Board:
-    """Kept by `Groups`; a read costs no more than the rollouts in flight. `clock` returns seconds."""
+    """Progress of the rollouts of `Groups`, which updates it. Reads are cheap. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._running: dict[object, tuple[str, float]] = {}  # in the order in which they began
-        self._open: dict[Key, int] = {}
+        self._attempts: dict[object, tuple[str, float]] = {}  # ordered by start
+        self._ended_by_group: dict[Key, int] = {}
         self.ended_since: Counter[Purpose] = Counter()
         self.calls: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
@@ -27,27 +27,29 @@ class Board:
 
     @contextmanager
     def group(self, request: GroupRequest) -> Iterator[None]:
-        """A group is open within."""
-        self._open[request.purpose, request.index] = 0
+        """Context manager that counts a group as open."""
+        self._ended_by_group[request.purpose, request.index] = 0
         try:
             yield
         finally:
-            del self._open[request.purpose, request.index]
+            del self._ended_by_group[request.purpose, request.index]
 
     @contextmanager
     def attempt(self, task: Task) -> Iterator[None]:
-        """An attempt at a rollout is in flight within."""
+        """Context manager that counts an attempt at a rollout as in flight."""
         key = object()
-        self._running[key] = task.row_id, self._clock()
+        self._attempts[key] = task.row_id, self._clock()
         try:
             yield
         finally:
-            del self._running[key]
+            del self._attempts[key]
 
     def ended(self, request: GroupRequest, rollout: Rollout | None) -> None:
-        """A rollout of an open group was graded, or given up."""
+        """Count a rollout of an open group that was graded, or given up (None)."""
         key = request.purpose, request.index
-        self._open[key] = min(request.size, self._open[key] + 1)  # a group may be sampled again
+        self._ended_by_group[key] = min(
+            request.size, self._ended_by_group[key] + 1
+        )  # more than `size` may end if the group is sampled twice
         self.ended_since[request.purpose] += 1
         if rollout is not None:
             self.newest = rollout
@@ -56,29 +58,29 @@ class Board:
             self.errors.update(call.name for call, result in pairs if result.error)
 
     def clear(self) -> None:
-        """Forget the counts: a step or an evaluation is done."""
+        """Reset the counts at the end of a step or an evaluation."""
         for counts in (self.ended_since, self.calls, self.errors):
             counts.clear()
         self.newest = None
 
     def ended_of(self, purpose: Purpose, index: int) -> int:
-        """Rollouts of a group that have ended; 0 if the group is not open."""
-        return self._open.get((purpose, index), 0)
+        """Return how many rollouts of a group have ended; 0 if the group is not open."""
+        return self._ended_by_group.get((purpose, index), 0)
 
     @property
     def purpose(self) -> Purpose:
-        """What is waited for: an evaluation, else training."""
-        return next((purpose for purpose, _ in self._open if purpose != "train"), "train")
+        """The purpose of the current work: an evaluation if one is open, else training."""
+        return next((purpose for purpose, _ in self._ended_by_group if purpose != "train"), "train")
 
     @property
     def in_flight(self) -> int:
-        return len(self._running)
+        return len(self._attempts)
 
     @property
     def slowest(self) -> tuple[str, float] | None:
         """Row id and seconds of the attempt that has been in flight longest."""
-        row, since = next(iter(self._running.values()), ("", 0.0))
-        return (row, self._clock() - since) if self._running else None
+        row, since = next(iter(self._attempts.values()), ("", 0.0))
+        return (row, self._clock() - since) if self._attempts else None
 
 
 # -- busy --------------------------------------------------------------------------------------------------------------
@@ -92,19 +94,19 @@ class BusyShare:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._before: dict[Any, tuple[float, float]] = {}
+        self._previous: dict[Any, tuple[float, float]] = {}
 
     def of(self, busy_s: Mapping[Any, float]) -> float | None:
-        """Return the share since the last call.
+        """Return the busy share since the last call.
 
         Args:
             busy_s: Seconds for which each engine has been busy since its start, by its actor.
 
         Returns:
-            None if no engine was there at the last call.
+            None if the last call had no readings of these engines.
         """
         now = self._clock()
-        before, self._before = self._before, {engine: (now, busy) for engine, busy in busy_s.items()}
-        known = [engine for engine in busy_s if engine in before]
-        total_s = sum(now - before[engine][0] for engine in known)
-        return sum(busy_s[engine] - before[engine][1] for engine in known) / total_s if total_s else None
+        before, self._previous = self._previous, {engine: (now, busy) for engine, busy in busy_s.items()}
+        measured = [engine for engine in busy_s if engine in before]
+        total_s = sum(now - before[engine][0] for engine in measured)
+        return sum(busy_s[engine] - before[engine][1] for engine in measured) / total_s if total_s else None

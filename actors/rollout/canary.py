@@ -14,14 +14,16 @@ from agent_rft.errors import EngineFailed
 from agent_rft.types import Rollout
 
 CANARY_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
-"""The mean absolute log-probability difference, in nats, above which an engine is fenced. Equal weights give about 1e-6
-in float32 and 0.02 in bfloat16; one stale tensor after one small update gave 3e-3, which only checksums see there."""
+"""Mean absolute difference of log-probabilities, in nats, above which an engine is fenced.
+
+Equal weights give about 1e-6 in float32 and 0.02 in bfloat16. One stale tensor after one small update gave 3e-3, which
+in bfloat16 only the checksums detect."""
 CANARY_TOKENS = 512
 CANARY_TIMEOUT_S = 120.0
-"""In a busy engine, a prompt of CANARY_TOKENS is queued, and then takes seconds."""
+"""Timeout of the canary request: a busy engine queues the prompt, and computing it takes seconds."""
 
 Logprobs = Callable[[NDArray[np.int32]], Awaitable[NDArray[np.float32]]]
-"""The learner's log-probabilities at temperature 1 of a token sequence: [T] -> [T-1]."""
+"""Returns the learner's log-probabilities of a token sequence at temperature 1: [T] -> [T-1]."""
 
 
 class Canary:
@@ -33,11 +35,11 @@ class Canary:
         self._token_ids: NDArray[np.int32] | None = None
 
     def connect(self, logprobs: Logprobs) -> None:
-        """Set the learner to compare with."""
+        """Set the function that returns the learner's log-probabilities."""
         self._logprobs = logprobs
 
     def observe(self, rollout: Rollout) -> None:
-        """Take the token sequence from the first rollout."""
+        """Use the first rollout's tokens as the canary sequence."""
         if self._token_ids is None:
             self._token_ids = rollout.segments[0].token_ids[:CANARY_TOKENS]
 
@@ -48,8 +50,8 @@ class Canary:
         return await self._logprobs(self._token_ids)
 
     async def gap(self, worker: Any, name: str, expected: NDArray[np.float32]) -> float:
-        """Return an engine's mean absolute difference from `expected` [T-1] in nats; infinite if the engine failed."""
-        assert self._token_ids is not None  # `expected` are its log-probabilities
+        """Return an engine's mean absolute difference from `expected` [T-1] in nats; infinity if the engine failed."""
+        assert self._token_ids is not None  # `expected` was computed from it
         try:
             found = await ask(worker.canary.remote(self._token_ids.tolist()), name, EngineFailed, CANARY_TIMEOUT_S)
         except EngineFailed:

@@ -1,7 +1,10 @@
-"""One rollout: turns, tool calls, grade. Plain asyncio over four functions, without engine, HTTP or Ray.
+"""One rollout: turns, tool calls, grade. Pure asyncio over four functions, without engine, HTTP or Ray.
 
-Invariants: the token ids that are trained on are those that the engine sampled, each once; a failure (`Discard`) never
-becomes a grade; a mistake of the model is reported to the model and counted, and the rollout continues.
+Invariants:
+
+- The learner trains on exactly the token ids that the engine sampled, each once.
+- A failure (`Discard`) never becomes a grade.
+- An error of the model is reported to the model and counted, and the rollout continues.
 """
 
 from __future__ import annotations
@@ -35,12 +38,12 @@ from agent_rft.trainer.algorithm.reward import reward_of
 from agent_rft.types import Discarded, Finish, Grade, Rollout, Task, ToolCall, ToolResult, Turn
 
 MAX_CHECKERS = 256
-"""Compiled schemas that are kept: each row may have tools of its own."""
+"""Maximum number of compiled schemas in the cache: each row may have different tools."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSpec:
-    """The settings of all rollouts of a job."""
+    """Settings shared by all rollouts of a job."""
 
     job: str
     limits: RolloutLimits
@@ -50,15 +53,15 @@ class EpisodeSpec:
     max_thinking_tokens: int | None = None
     response_schema: dict[str, Any] | None = None
     model: str = ""
-    """The model's name in traces."""
+    """Model name in traces."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
     """One rollout to run. `epoch`, `sample`, `attempt` and the task's row id determine its seeds.
 
-    `index` is its group's admission number. A full engine serves lower ones first: the learner takes groups in this
-    order, so a turn of an earlier batch must not queue behind the whole next batch.
+    `index` is the admission number of its group. A full engine serves lower numbers first, because the learner takes
+    groups in this order. Turns of an earlier batch therefore do not queue behind the next batch.
     """
 
     task: Task
@@ -83,28 +86,28 @@ class Generate(Protocol):
 
 
 CallTools = Callable[[str, dict[str, Any], Sequence[ToolCall]], Awaitable[list[ToolResult]]]
-"""trace_id, item, calls -> their results, in the same order."""
+"""Takes trace_id, item and calls; returns the results in the order of the calls."""
 GradeSample = Callable[[dict[str, Any], dict[str, Any], str], Awaitable[Grade]]
-"""sample, item, trace_id -> the grade of the sample."""
+"""Takes sample, item and trace_id; returns the grade."""
 
 
 class Sessions(Protocol):
     """Opens a session for each rollout, and ends it."""
 
     async def start(self, trace_id: str, item: dict[str, Any]) -> None:
-        """Open the session; returns when the rollout may start.
+        """Open the session; return when the rollout may start.
 
         Raises:
-            ToolFailed: the session could not be opened.
-            EndpointRefused: the server refuses its key.
+            ToolFailed: The session could not be opened.
+            EndpointRefused: The server refuses the key.
         """
 
     def end(self, trace_id: str, reason: str) -> None:
-        """End the session in the background; raises nothing, also for sessions that never started."""
+        """End the session in the background; never raises, even if the session never started."""
 
 
 def turn_seed(job: str, request: RolloutRequest, turn: int) -> int:
-    """The seed of one turn: equal requests give equal samples on an unchanged policy, and no two turns share a seed."""
+    """Return the seed of one turn: unique per turn, and equal for equal requests, so that results can be repeated."""
     parts = (job, request.epoch, request.task.row_id, request.sample, request.attempt, turn)
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()) >> 1
 
@@ -121,11 +124,11 @@ class EpisodeRunner:
         call_tools: CallTools,
         grade: GradeSample,
         sessions: Sessions | None = None,
-        engine: str = "its engine",
+        engine: str = "the engine",
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer = NO_TRACES,
     ) -> None:
-        """`engine` names the engine behind `generate` in errors."""
+        """Create the runner; `engine` is the engine's name in errors."""
         self._spec = spec
         self._renderer = renderer
         self._parse = parse
@@ -143,32 +146,33 @@ class EpisodeRunner:
         """Run one rollout to its end.
 
         Returns:
-            The graded rollout; Discarded after a failure of the infrastructure, such as a library that raises
-            `CancelledError` although nobody cancelled this task: that would end the task without an outcome.
+            The graded rollout, or Discarded after an infrastructure failure. A `CancelledError` that a library raises
+            although
+            nobody cancelled this task is such a failure.
 
         Raises:
             UserError: The job cannot continue, for example because an endpoint refuses its key.
         """
         trace_id = f"trace_{secrets.token_hex(16)}"
-        ended = "failed"
+        end_reason = "failed"
         try:
-            outcome = await self._traced(request, trace_id)
-            ended = outcome.reason if isinstance(outcome, Discarded) else "graded"
+            outcome = await self._run_traced(request, trace_id)
+            end_reason = outcome.reason if isinstance(outcome, Discarded) else "graded"
             return outcome
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
-                ended = "cancelled"
+                end_reason = "cancelled"
                 raise
-            ended = Discard.reason
+            end_reason = Discard.reason
             message = f"a library cancelled the rollout: {error!r}"
-            return Discarded(trace_id, request.task.row_id, request.sample, ended, message)
+            return Discarded(trace_id, request.task.row_id, request.sample, end_reason, message)
         finally:
             self.in_flight.leave(trace_id)
             if self._sessions is not None:
-                self._sessions.end(trace_id, ended)
+                self._sessions.end(trace_id, end_reason)
 
-    async def _traced(self, request: RolloutRequest, trace_id: str) -> Rollout | Discarded:
+    async def _run_traced(self, request: RolloutRequest, trace_id: str) -> Rollout | Discarded:
         with self._tracer.rollout(
             trace_id,
             "invoke_agent",
@@ -177,46 +181,48 @@ class EpisodeRunner:
             agent_rft__row_id=request.task.row_id,
             agent_rft__sample=request.sample,
         ) as span:
-            outcome = await self._outcome(request, trace_id)
+            outcome = await self._run_in_session(request, trace_id)
             if isinstance(outcome, Discarded):
                 failed(span, outcome.reason)
             else:
                 span.set_attributes({"agent_rft.finish": outcome.finish, "agent_rft.reward": outcome.reward})
         return outcome
 
-    async def _outcome(self, request: RolloutRequest, trace_id: str) -> Rollout | Discarded:
+    async def _run_in_session(self, request: RolloutRequest, trace_id: str) -> Rollout | Discarded:
         budget = TimeBudget(self._spec.limits, self._clock)
         try:
             if self._sessions is not None:
                 self.in_flight.enter(trace_id, "session start")
-                async with budget.stage("its session"):
+                async with budget.stage("the session server"):
                     await self._sessions.start(trace_id, request.task.item)
-            return await self._run(request, trace_id, budget)
+            return await self._run_turns(request, trace_id, budget)
         except Discard as error:
-            reason = error
-        endpoint = str(reason.details.get("endpoint", ""))
-        return Discarded(trace_id, request.task.row_id, request.sample, reason.reason, reason.message, endpoint)
+            discard = error
+        endpoint = str(discard.details.get("endpoint", ""))
+        return Discarded(trace_id, request.task.row_id, request.sample, discard.reason, discard.message, endpoint)
 
-    async def _run(self, request: RolloutRequest, trace_id: str, budget: TimeBudget) -> Rollout:
+    async def _run_turns(self, request: RolloutRequest, trace_id: str, budget: TimeBudget) -> Rollout:
         started = time.monotonic()
         task, limits = request.task, self._spec.limits
-        earlier = [self._renderer.result(message["content"]) for message in task.messages if message["role"] == "tool"]
+        result_tokens = [
+            self._renderer.result(message["content"]) for message in task.messages if message["role"] == "tool"
+        ]
         prompt = self._renderer.prompt(task.messages, task.tools)
-        trajectory = Trajectory(prompt, list(task.messages), earlier)
+        trajectory = Trajectory(prompt, list(task.messages), result_tokens)
         spec = self._spec
         structure = structure_of(self._renderer, task.tools, spec.response_schema, spec.max_thinking_tokens)
         answer, finish = "", None
         while finish is None:
-            room = min(
+            max_tokens = min(
                 limits.max_completion_tokens - trajectory.num_sampled,
                 self._spec.context_length - len(trajectory.token_ids),
             )
             self.in_flight.enter(trace_id, "sampling")
-            with self._turn_span(trace_id, request, len(trajectory.token_ids), room) as span:
+            with self._turn_span(trace_id, request, len(trajectory.token_ids), max_tokens) as span:
                 async with budget.stage(self._engine):
                     completion = await self._generate(
                         trajectory.token_ids,
-                        max_tokens=room,
+                        max_tokens=max_tokens,
                         seed=turn_seed(self._spec.job, request, len(trajectory.turns)),
                         temperature=request.temperature,
                         structure=structure,
@@ -228,7 +234,7 @@ class EpisodeRunner:
             answer, finish = await self._take_turn(task, trace_id, trajectory, completion, budget)
         self.in_flight.enter(trace_id, "grading")
         sample = sample_of(answer, trajectory.turns, finish, self._spec.response_schema is not None)
-        async with budget.stage("its grade"):
+        async with budget.stage("the grader"):
             grade = await self._grade(sample, task.item, trace_id)
         busy_s = sum(turn.busy_s for turn in trajectory.turns)
         return Rollout(
@@ -251,7 +257,7 @@ class EpisodeRunner:
         )
 
     def _turn_span(
-        self, trace_id: str, request: RolloutRequest, num_prompt: int, room: int
+        self, trace_id: str, request: RolloutRequest, num_prompt: int, max_tokens: int
     ) -> AbstractContextManager[Span]:
         return self._tracer.span(
             trace_id,
@@ -259,18 +265,18 @@ class EpisodeRunner:
             gen_ai__operation__name="chat",
             gen_ai__request__model=self._spec.model,
             gen_ai__request__temperature=request.temperature,
-            gen_ai__request__max_tokens=room,
+            gen_ai__request__max_tokens=max_tokens,
             gen_ai__usage__input_tokens=num_prompt,
         )
 
     async def _take_turn(
         self, task: Task, trace_id: str, trajectory: Trajectory, completion: Completion, budget: TimeBudget
     ) -> tuple[str, Finish | None]:
-        """Append one completion and its calls' results; returns the answer and how the rollout ended, if it did."""
+        """Append a completion and its tool results; return the answer, and the finish reason if the rollout ended."""
         segment, start, stop = trajectory.add_completion(completion)
         text = self._renderer.text(completion.token_ids)
-        parsed, num_thought = self._parsed(completion.token_ids, task)
-        trajectory.reasoning_tokens += num_thought
+        parsed, num_reasoning = self._parse_turn(completion.token_ids, task)
+        trajectory.reasoning_tokens += num_reasoning
 
         def close(
             finish: Finish,
@@ -291,22 +297,24 @@ class EpisodeRunner:
         if parsed.malformed:
             calls = [ToolCall(f"call_{secrets.token_hex(12)}", "malformed_call", "{}")]
         calls = calls[: max(0, self._spec.max_steps - trajectory.steps - 1)]
-        results, result_tokens = self._cut(await self._results(task, trace_id, trajectory.num_calls, calls, budget))
+        results, result_tokens = self._truncate(
+            await self._get_results(task, trace_id, trajectory.num_calls, calls, budget)
+        )
         close("max_steps", calls, results, result_tokens)
         if trajectory.steps >= self._spec.max_steps:
             return parsed.content.strip(), "max_steps"
         if trajectory.num_sampled >= self._spec.limits.max_completion_tokens:
             return parsed.content.strip(), "max_tokens"
-        if not self._go_on(task, trajectory, completion.token_ids[-1], parsed, calls, result_tokens):
+        if not self._prepare_next_turn(task, trajectory, completion.token_ids[-1], parsed, calls, result_tokens):
             return parsed.content.strip(), "context"
         return "", None
 
-    def _parsed(self, token_ids: Sequence[int], task: Task) -> tuple[ParsedTurn, int]:
-        """What a turn says, and the number of tokens of its thought."""
+    def _parse_turn(self, token_ids: Sequence[int], task: Task) -> tuple[ParsedTurn, int]:
+        """Parse a turn; also return its number of reasoning tokens."""
         parsed, length = read_turn(self._renderer, self._parse, token_ids, task.tools)
         return parsed, length or (len(self._renderer.plain(parsed.thought)) if parsed.thought else 0)
 
-    def _go_on(
+    def _prepare_next_turn(
         self,
         task: Task,
         trajectory: Trajectory,
@@ -315,10 +323,10 @@ class EpisodeRunner:
         calls: Sequence[ToolCall],
         results: list[list[int]],
     ) -> bool:
-        """Add what the engine sees before the next turn, after the token `end`; False if the context has no room.
+        """Add the tokens before the next turn, after the stop token `end`; return False if the context is full.
 
         Raises:
-            TemplateFailed: the chat template cannot render the conversation.
+            TemplateFailed: The chat template cannot render the conversation.
         """
         says = bool(turn.content.strip())
         thinks = bool(turn.thought) or self._renderer.mark_texts[1] in trajectory.turns[-1].text
@@ -339,23 +347,23 @@ class EpisodeRunner:
             trajectory.add_environment(bridge)
         return True
 
-    async def _results(
+    async def _get_results(
         self, task: Task, trace_id: str, num_before: int, calls: Sequence[ToolCall], budget: TimeBudget
     ) -> list[ToolResult]:
-        """Results in call order; invalid calls are answered here, the others are sent in one message."""
-        rejections = [self._rejection(task, call, num_before + i) for i, call in enumerate(calls)]
+        """Return results in call order; answer invalid calls here, and send all others in one message."""
+        rejections = [self._reject_call(task, call, num_before + i) for i, call in enumerate(calls)]
         valid = [call for call, rejection in zip(calls, rejections, strict=True) if rejection is None]
         self.in_flight.enter(trace_id, "tool calls")
-        found: list[ToolResult] = []
+        tool_results: list[ToolResult] = []
         if valid:
             async with budget.stage(", ".join(sorted({f"tool {call.name!r}" for call in valid}))):
-                found = await self._call_tools(trace_id, task.item, valid)
-                budget.busy(max(result.latency_s for result in found))
-        answers = iter(found)
+                tool_results = await self._call_tools(trace_id, task.item, valid)
+                budget.busy(max(result.latency_s for result in tool_results))
+        answers = iter(tool_results)
         return [rejection if rejection is not None else next(answers) for rejection in rejections]
 
-    def _rejection(self, task: Task, call: ToolCall, position: int) -> ToolResult | None:
-        """The result that tells the model its mistake in a call; None for a valid call."""
+    def _reject_call(self, task: Task, call: ToolCall, position: int) -> ToolResult | None:
+        """Return the result that reports an invalid call to the model; None for a valid call."""
         names = [tool["function"]["name"] for tool in task.tools]
         kind, text = None, ""
         if call.name == "malformed_call" and call.name not in names:
@@ -365,16 +373,16 @@ class EpisodeRunner:
         elif call.name not in names:
             kind, text = "unknown_tool", f"there is no tool {call.name!r}; there are {', '.join(names)}"
         else:
-            mistake = self._argument_mistake(task.tools[names.index(call.name)], call.arguments)
-            if mistake is not None:
-                kind, text = "invalid_arguments", mistake
+            problem = self._argument_error(task.tools[names.index(call.name)], call.arguments)
+            if problem is not None:
+                kind, text = "invalid_arguments", problem
         return None if kind is None else ToolResult(call.call_id, f"error: {text}", error=kind)
 
-    def _argument_mistake(self, tool: dict[str, Any], arguments: str) -> str | None:
+    def _argument_error(self, tool: dict[str, Any], arguments: str) -> str | None:
         schema = tool["function"].get("parameters")
         try:
             value = json.loads(arguments)
-        except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or very deep nesting
+        except (ValueError, RecursionError) as error:  # or a number with thousands of digits, or very deep nesting
             why = str(error) if isinstance(error, json.JSONDecodeError) else "too many digits or levels of nesting"
             return f"the arguments are not valid JSON: {why}"
         if schema is None:
@@ -384,13 +392,13 @@ class EpisodeRunner:
             if len(self._checkers) >= MAX_CHECKERS:
                 del self._checkers[next(iter(self._checkers))]
             self._checkers[key] = Checker(schema)
-        mistake = self._checkers[key].mistake(value)
-        return None if mistake is None else f"invalid arguments {mistake}"
+        problem = self._checkers[key].mistake(value)
+        return None if problem is None else f"invalid arguments {problem}"
 
-    def _cut(self, results: Sequence[ToolResult]) -> tuple[list[ToolResult], list[list[int]]]:
+    def _truncate(self, results: Sequence[ToolResult]) -> tuple[list[ToolResult], list[list[int]]]:
         """Truncate outputs to `max_tool_output_tokens`, with a mark that the model sees."""
         limit = self._spec.limits.max_tool_output_tokens
-        kept: list[ToolResult] = []
+        truncated: list[ToolResult] = []
         tokens: list[list[int]] = []
         for result in results:
             ids, is_cut = self._renderer.cut_result(result.output, limit)
@@ -403,6 +411,6 @@ class EpisodeRunner:
                     result.retries,
                     truncated=True,
                 )
-            kept.append(result)
+            truncated.append(result)
             tokens.append(ids)
-        return kept, tokens
+        return truncated, tokens

@@ -1,7 +1,7 @@
 """The fleet of engines: runs rollouts on engines, publishes weights to them and compares them with the learner.
 
-Each started rollout returns exactly once, graded or discarded. An engine that died or hangs, or whose log-probabilities
-differ from the learner's after an update, is fenced and replaced by one with the published weights.
+Each rollout returns exactly once, graded or discarded. An engine is fenced and replaced if it dies, hangs, or returns
+other log-probabilities than the learner after an update. The replacement starts with the published weights.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from agent_rft.spec.job import RolloutLimits
 from agent_rft.types import Discarded, Group, GroupRequest, Rollout, SyncReport
 
 BUSY_TIMEOUT_S = 5.0
-"""How long an engine may take to report how busy it was; then the step goes on without."""
+"""Time limit for an engine to report its busy seconds; the step continues without them afterwards."""
 ROLLOUT_GRACE_S = 60.0
-"""Lets a rollout's own deadline expire first, since its error says more."""
+"""Extra time so that a rollout's own deadline, whose error is more specific, expires first."""
 
 
 EndpointSource = Callable[[], Awaitable[dict[str, dict[str, Any]]]]
 
 
-async def _has_room(index: int) -> None:
+async def _place_immediately(index: int) -> None:
     pass
 
 
@@ -56,7 +56,7 @@ async def _has_room(index: int) -> None:
 class EngineState:
     """State of an engine, for display.
 
-    An engine `waits` for room in the cluster, and is `asleep` while the learner has its GPUs.
+    `waits` means that the cluster has no resources for the engine yet; `asleep`, that the engine is offloaded.
     """
 
     name: str
@@ -65,12 +65,20 @@ class EngineState:
 
 
 class Fleet:
-    """Implements `agent_rft.protocols.Rollouts` over rollout workers.
+    """Implements `agent_rft.protocols.Rollouts` with rollout workers.
 
-    `spawn(i)` makes the actor of seat i, not started. `assign` chooses the engine of each rollout. `emit` reports
-    engines that are replaced and rollouts that are held back, `on_lost` is called for each engine that is lost with all
-    its rollouts. `endpoints` return the stats of endpoints by name. `placed(i)` returns when the cluster has room for
-    seat i. `kill` ends an actor. `start_timeout_s` bounds the start of an engine that has its resources.
+    Args:
+        spawn: Creates the actor of the fleet slot with this index, without starting it.
+        size: Number of engines.
+        assign: Chooses the engine of each rollout.
+        canary_limit: Largest accepted difference from the learner's log-probabilities, in nats.
+        limits: Limits of each rollout.
+        emit: Receives the events of engines and of throttled rollouts.
+        on_lost: Called with the name of each engine that is lost, together with its rollouts.
+        endpoints: Return the stats of endpoints by name.
+        placed: Returns when the cluster has resources for the slot with this index.
+        kill: Ends an actor.
+        start_timeout_s: Time limit for the start of an engine that has its resources.
     """
 
     def __init__(
@@ -83,28 +91,28 @@ class Fleet:
         emit: Emit,
         on_lost: Callable[[str], None] = lambda name: None,
         endpoints: Sequence[EndpointSource] = (),
-        placed: Callable[[int], Awaitable[None]] = _has_room,
+        placed: Callable[[int], Awaitable[None]] = _place_immediately,
         kill: Callable[[Any], None] = ray.kill,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self._assign = assign
         self._canary = Canary(canary_limit)
         self._sync: WeightSync | None = None
-        self._turns: Turns | None = None
+        self._gpu_lease: Turns | None = None
         self._emit = emit
         self._endpoints = endpoints
         rollout_s = limits.rollout_timeout_s + limits.wait_timeout_s + ROLLOUT_GRACE_S
         self._engines = EngineSeats(spawn, size, emit, on_lost, placed, kill, start_timeout_s, rollout_s)
-        self._groups = Groups(self._run, limits, Holdback(limits.max_failure_rate, emit), emit)
-        self._busy = BusyShare()
+        self._groups = Groups(self._run_on_engine, limits, Holdback(limits.max_failure_rate, emit), emit)
+        self._busy_share = BusyShare()
 
     async def start(self, at_start: Container[int] | None = None) -> None:
-        """Start the engines of the seats `at_start` (None: all) concurrently.
+        """Start the engines of the slots `at_start` (None: all) concurrently.
 
-        The others are started as the cluster gets room for them, with the weights published by then.
+        The other engines start once the cluster has resources for them, and load the weights published by then.
 
         Raises:
-            EngineFailed: an engine did not start.
+            EngineFailed: An engine did not start.
         """
         await self._engines.start(at_start)
 
@@ -115,29 +123,29 @@ class Fleet:
         self._canary.connect(learner_logprobs)
 
     def share(self, turns: Turns) -> None:
-        """From now on `publish` gives the learner its turn, and takes the engines'."""
-        self._turns = turns
+        """Time-share the GPUs with the learner: `publish` then offloads the engines and reloads them."""
+        self._gpu_lease = turns
 
     async def sleep(self) -> None:
-        """Let all engines give their GPUs back; only for `Turns`."""
+        """Offload all engines, which frees their GPUs; called only by `Turns`."""
         await self._engines.sleep()
 
     async def wake(self) -> None:
-        """Let all engines go on; only for `Turns`."""
+        """Reload all engines; called only by `Turns`."""
         await self._engines.wake()
 
     async def sample(self, request: GroupRequest) -> Group:
-        """Run a group; failures are retried as `limits` says."""
+        """Run a group; retry failed rollouts within `limits`."""
         return await self._groups.sample(request)
 
     async def counts(self) -> dict[str, float]:
-        """The metrics of rollouts, endpoints and engines; those of a process that is restarting are left out."""
+        """Return the metrics of rollouts, endpoints and engines; skip processes that are restarting."""
         metrics = self._groups.account.metrics() | endpoint_metrics(await self.endpoint_stats())
-        share = self._busy.of(await self._busy_s())
+        share = self._busy_share.of(await self._read_busy_s())
         return metrics if share is None else metrics | {"engine_busy_share": share}
 
-    async def _busy_s(self) -> dict[Any, float]:
-        """For how long each engine was busy, by its actor. Shared engines are left out: other jobs use them, too."""
+    async def _read_busy_s(self) -> dict[Any, float]:
+        """Return the busy seconds of each engine, by its actor; skip shared engines, which other jobs use too."""
         seats = self._engines.ready
         refs = [(seat.worker, seat.worker.stats.remote(), seat.name) for seat in seats]
 
@@ -151,7 +159,7 @@ class Fleet:
         return {worker: busy for (worker, *_), busy in zip(refs, found, strict=True) if busy is not None}
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
-        """EndpointClient.stats of all tools and graders; those of a process that is restarting are left out."""
+        """Return `EndpointClient.stats` of all tools and graders; skip processes that are restarting."""
         found: dict[str, dict[str, Any]] = {}
         for source in self._endpoints:
             with suppress(Discard):
@@ -159,16 +167,16 @@ class Fleet:
         return found
 
     def engines(self) -> list[EngineState]:
-        """What the engine of each seat does now."""
-        return [EngineState(seat.name, self._state_of(seat), seat.load.total) for seat in self._engines.seats]
+        """Return the state of each slot's engine."""
+        return [EngineState(seat.name, self._engine_state(seat), seat.load.total) for seat in self._engines.seats]
 
-    def _state_of(self, seat: EngineSeat) -> Literal["waits", "starts", "asleep", "ready"]:
+    def _engine_state(self, seat: EngineSeat) -> Literal["waits", "starts", "asleep", "ready"]:
         if not seat.ready:
             return "waits" if seat.worker is None else "starts"
         return "asleep" if self._engines.is_asleep else "ready"
 
     def live(self) -> dict[str, float]:
-        """The current state of rollouts and engines, for a Recorder; may be called from another thread."""
+        """Return the current state of rollouts and engines for a Recorder; may be called from another thread."""
         live = self._groups.account.live() | {"engine_replacements": float(self._engines.budget.total)}
         for seat in self._engines.seats:
             live[f"engine/{seat.name}/ready"] = float(seat.ready)
@@ -176,25 +184,25 @@ class Fleet:
         return live
 
     async def publish(self, version: int) -> SyncReport:
-        """Load the learner's weights into all engines, and compare each with the learner: checksums, and a canary."""
+        """Load the learner's weights into all engines, and compare them with the learner by checksums and a canary."""
         if self._sync is None:
             raise ValueError("call connect() before publish()")
         started = time.monotonic()
-        if self._turns is not None:
-            await self._turns.to_learner()
+        if self._gpu_lease is not None:
+            await self._gpu_lease.to_learner()
         async with self._engines.publishing:
             published = await self._sync.collect(version)
         expected = await self._canary.learner_logprobs()
-        if self._turns is not None:
-            await self._turns.to_engines()
-        await self._engines.notify()  # engines that start wait for it if the one before was lost
+        if self._gpu_lease is not None:
+            await self._gpu_lease.to_engines()
+        await self._engines.notify()  # for engines that wait because the previous version was lost
         seats, known = self._engines.ready, self._sync.untaken
         outcomes = await self._sync.deliver(published, [seat.worker for seat in seats])
         if (untaken := self._sync.untaken) and not known:
             self._emit(WeightsNotCompared(tensors=untaken[:3], num_tensors=len(untaken)))
         fenced = {s: o.message for s, o in zip(seats, outcomes, strict=True) if isinstance(o, EngineFailed)}
         gaps = await self._canary_gaps([seat for seat in seats if seat not in fenced], expected)
-        differs = f"it differs from the learner after version {version}"
+        differs = f"its log-probabilities differ from the learner's in version {version}"
         fenced |= {seat: differs for seat, gap in gaps if not self._canary.accepts(gap)}
         self._engines.budget.weights_updated(version, [seat.name for seat in seats if seat not in fenced])
         for seat, why in fenced.items():
@@ -210,7 +218,7 @@ class Fleet:
         )
 
     async def all_ready(self) -> None:
-        """Wait until each seat has an engine that samples with the published weights."""
+        """Wait until each slot has an engine that samples with the published weights."""
         await self._engines.all_ready()
 
     async def stats(self) -> list[dict[str, Any]]:
@@ -218,7 +226,7 @@ class Fleet:
         return [await ask(seat.worker.stats.remote(), seat.name, EngineFailed, QUICK_S) for seat in seats]
 
     def watched(self) -> list[Watched]:
-        """The engines that take rollouts, for the watchdog; giving one up replaces it."""
+        """Return the engines that take rollouts, for the watchdog, which replaces an engine that hangs."""
         replace = self._engines.replace
         return [
             Watched(s.name, pulse_of(s.worker, s.name, EngineFailed), partial(replace, s, s.worker), s.worker)
@@ -227,23 +235,23 @@ class Fleet:
 
     @property
     def board(self) -> Board:
-        """What the rollouts are doing now."""
+        """Live progress of the rollouts."""
         return self._groups.board
 
     def progress(self) -> tuple[int, int]:
-        """The numbers of rollouts that have ended since the start, and that are in flight."""
+        """Return the number of rollouts that have ended since the start, and the number in flight."""
         account = self._groups.account
         return account.started - account.in_flight, account.in_flight
 
     async def shutdown(self) -> None:
-        """Stop all engines; returns when their processes are gone."""
+        """Stop all engines; return when their processes have ended."""
         await self._engines.shutdown()
         remove_leftovers()
 
     # -- rollouts ------------------------------------------------------------------------------------------------------
 
-    async def _run(self, request: RolloutRequest) -> Rollout | Discarded:
-        """Run one rollout on the engine that `assign` chooses; waits while no engine is ready."""
+    async def _run_on_engine(self, request: RolloutRequest) -> Rollout | Discarded:
+        """Run one rollout on the engine that `assign` chooses; wait while no engine is ready."""
         group = group_of(request)
         async with self._engines.any_ready() as ready:
             seat = ready[self._assign([seat.load for seat in ready], group)]
@@ -264,7 +272,7 @@ class Fleet:
     async def _canary_gaps(
         self, seats: Sequence[EngineSeat], expected: NDArray[np.float32] | None
     ) -> list[tuple[EngineSeat, float]]:
-        """Each engine's gap to the learner's log-probabilities; no gaps without `expected`."""
+        """Return each engine's gap to the learner's log-probabilities; empty if `expected` is None."""
         if expected is None:
             return []
         gaps = await asyncio.gather(*(self._canary.gap(seat.worker, seat.name, expected) for seat in seats))

@@ -1,7 +1,7 @@
-"""Groups of rollouts: failed rollouts are retried and never graded, and a group does not wait for its stragglers.
+"""Groups of rollouts: retries failed rollouts, and cancels the stragglers of a group.
 
-While most rollouts fail, only probes are started (`holdback`). Each attempt at a rollout starts once and ends once:
-graded, discarded with a reason, or cancelled. `Account` counts these, and the counts always balance.
+While too many rollouts fail, only probes are started (`holdback`). Each attempt starts once and ends once: graded,
+discarded with a reason, or cancelled. `Account` counts the attempts, and its counts always balance.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STRAGGLER_QUORUM = 0.75
 
 A group of eight may lose its two slowest rollouts, and the other six are enough to compare their rewards."""
 Discard = Callable[[Discarded], None]
-"""Takes an attempt that ended without a grade."""
+"""Called with each attempt that ended without a grade."""
 RunRollout = Callable[[RolloutRequest], Awaitable[Rollout | Discarded]]
 """Runs one rollout to its end, on any engine. Raises only errors that must end the job."""
 
@@ -51,7 +51,7 @@ class Account:
         return self.started == self.graded + self.discarded.total() + self.cancelled + self.in_flight
 
     def metrics(self) -> dict[str, float]:
-        """The counts under the names of `agent_rft.metrics`."""
+        """Return the counts under the names of `agent_rft.metrics`."""
         return {
             "account/started": float(self.started),
             "account/graded": float(self.graded),
@@ -61,36 +61,36 @@ class Account:
         }
 
     def live(self) -> dict[str, float]:
-        """The counts for a Recorder; may be called from another thread."""
+        """Return the counts for a Recorder; may be called from another thread."""
         ended = {"graded": self.graded, "cancelled": self.cancelled, **dict(self.discarded)}
         counts = {f"rollouts/{outcome}": float(count) for outcome, count in ended.items()}
         return counts | {"rollouts_started": float(self.started), "rollouts_in_flight": float(self.in_flight)}
 
 
 class Groups:
-    """Runs groups over `run`."""
+    """Runs groups of rollouts; `run` runs a single rollout."""
 
     def __init__(self, run: RunRollout, limits: RolloutLimits, holdback: Holdback, emit: Emit) -> None:
-        self._run = run
+        self._run_rollout = run
         self._limits = limits
-        self._holdback = holdback
+        self._throttle = holdback
         self._emit = emit
         self.account = Account()
         self.board = Board()
 
     async def sample(self, request: GroupRequest) -> Group:
-        """Run a group; a training group with fewer than half (at least 2) rollouts left is sampled again, once."""
+        """Run a group; repeat a training group once if fewer than half of its rollouts (at least 2) were graded."""
         started, attempts = time.monotonic(), self._limits.max_rollout_retries + 1
         first = request.attempt * 2 * attempts
         with self.board.group(request):
-            group = await self._sample(request, attempt=first)
+            group = await self._sample_once(request, attempt=first)
             if request.purpose == "train" and len(group.rollouts) < max(2, math.ceil(request.size / 2)):
-                again = await self._sample(request, attempt=first + attempts)
-                group = replace(again, discarded=(*group.discarded, *again.discarded))
+                second = await self._sample_once(request, attempt=first + attempts)
+                group = replace(second, discarded=(*group.discarded, *second.discarded))
         return replace(group, wall_s=time.monotonic() - started)
 
-    async def _sample(self, request: GroupRequest, attempt: int) -> Group:
-        late: set[int] = set()
+    async def _sample_once(self, request: GroupRequest, attempt: int) -> Group:
+        late_samples: set[int] = set()
         discarded: list[Discarded] = []
 
         def discard(lost: Discarded) -> None:
@@ -107,21 +107,23 @@ class Groups:
                 )
             )
 
-        async def one(sample: int) -> Rollout | None:
-            asked = RolloutRequest(request.task, request.epoch, sample, attempt, request.temperature, request.index)
-            rollout = await self._rollout(asked, discard, late)
+        async def run_sample(sample: int) -> Rollout | None:
+            rollout_request = RolloutRequest(
+                request.task, request.epoch, sample, attempt, request.temperature, request.index
+            )
+            rollout = await self._run_with_retries(rollout_request, discard, late_samples)
             if rollout is not None and request.purpose != "train":
-                rollout = rollout.without_experts()  # which are large, and of no use
+                rollout = rollout.without_experts()  # large, and only used in training
             self.board.ended(request, rollout)
             return rollout
 
         tasks: list[asyncio.Task[Rollout | None]] = []
         try:
             for sample in range(request.size):
-                tasks.append(asyncio.create_task(one(sample)))
-                # Groups that start together take turns. Engines fill evenly then, so that each group can stay on one.
+                tasks.append(asyncio.create_task(run_sample(sample)))
+                # Interleaves groups that start together: engines then fill evenly, and each group can stay on one.
                 await asyncio.sleep(0)
-            late |= {tasks.index(task) for task in await self._stragglers(request, tasks)}
+            late_samples |= {tasks.index(task) for task in await self._wait_for_group(request, tasks)}
             rollouts = [task.result() for task in tasks if task.done()]
         finally:
             for task in tasks:
@@ -129,10 +131,13 @@ class Groups:
             await asyncio.gather(*tasks, return_exceptions=True)
         return Group(request, tuple(rollout for rollout in rollouts if rollout is not None), tuple(discarded))
 
-    async def _stragglers(
+    async def _wait_for_group(
         self, request: GroupRequest, tasks: list[asyncio.Task[Rollout | None]]
     ) -> set[asyncio.Task[Rollout | None]]:
-        """Wait for a group; returns the stragglers. Validation waits for all, since slow rows count there as well."""
+        """Wait for a group and return its stragglers.
+
+        Validation waits for all rollouts, because slow rows count there too.
+        """
         wait_s = self._limits.straggler_wait_s if request.purpose == "train" else None
         quorum = max(2, math.ceil(STRAGGLER_QUORUM * len(tasks)))
         pending, deadline = set(tasks), math.inf
@@ -142,41 +147,45 @@ class Groups:
             timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
             done, pending = await asyncio.wait(pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                task.result()  # raises an error that must end the job at once, not after the slowest rollout
+                task.result()  # raises an error that ends the job now, not after the slowest rollout
             if not done:
                 break
         return pending
 
-    async def _rollout(self, request: RolloutRequest, discard: Discard, late: set[int]) -> Rollout | None:
-        """Attempts at one sample of a group until one is graded or none is left; failures go to `discard`."""
+    async def _run_with_retries(
+        self, request: RolloutRequest, discard: Discard, late_samples: set[int]
+    ) -> Rollout | None:
+        """Run attempts at one sample until one is graded or no retries are left; pass failures to `discard`."""
         retries_left, engines_left = self._limits.max_rollout_retries, 1
         while True:
-            probing = await self._holdback.enter()
-            outcome = await self._attempt(request, discard, late)
-            self._holdback.observe(outcome, probing)
+            is_probe = await self._throttle.enter()
+            outcome = await self._run_attempt(request, discard, late_samples)
+            self._throttle.observe(outcome, is_probe)
             if isinstance(outcome, Rollout):
                 return outcome
             discard(outcome)
             if outcome.reason == EngineFailed.reason and engines_left:
-                engines_left -= 1  # the same attempt again, on another engine or on its replacement
+                engines_left -= 1  # repeat the same attempt, on another engine or on the replacement
             elif outcome.reason != EngineFailed.reason and retries_left:
                 retries_left -= 1
                 request = replace(request, attempt=request.attempt + 1)
             else:
                 return None
 
-    async def _attempt(self, request: RolloutRequest, discard: Discard, late: set[int]) -> Rollout | Discarded:
-        """One attempt, counted in `account`."""
+    async def _run_attempt(
+        self, request: RolloutRequest, discard: Discard, late_samples: set[int]
+    ) -> Rollout | Discarded:
+        """Run one attempt and count it in `account`."""
         account = self.account
         account.started += 1
         account.in_flight += 1
         try:
             with self.board.attempt(request.task):
-                outcome = await self._run(request)
-        except BaseException:  # cancelled, or an error that ends the job: it must be counted as well
+                outcome = await self._run_rollout(request)
+        except BaseException:  # a cancellation, or an error that ends the job: count these attempts too
             account.in_flight -= 1
-            if request.sample in late:
-                why = "the group did not wait for it: most of its other rollouts had ended long before"
+            if request.sample in late_samples:
+                why = "the group stopped waiting because most of its other rollouts had ended long before"
                 discard(Discarded("", request.task.row_id, request.sample, STRAGGLER, why))
                 account.discarded[STRAGGLER] += 1
             else:

@@ -1,6 +1,6 @@
-"""While most rollouts fail for reasons outside the model, only probes are started.
+"""Throttle of rollouts: starts only probes while too many rollouts fail for reasons outside the model.
 
-So a broken endpoint costs the job time, but no data.
+A broken endpoint then costs the job time, but no data.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from agent_rft.types import Discarded, Rollout
 
 WINDOW = 64
 MIN_OUTCOMES = 16
-"""The least number of outcomes for an estimate of the failure rate."""
+"""Minimum number of outcomes for an estimate of the failure rate."""
 FIRST_PROBE_S, LONGEST_PROBE_S = 2.0, 60.0
 
 
 class Holdback:
-    """Holds back the rollouts of one job. Engine failures do not count: engines are replaced, and rollouts wait."""
+    """Throttles the rollouts of one job.
+
+    Engine failures do not count: failed engines are replaced, and rollouts wait for the replacement.
+    """
 
     def __init__(self, max_failure_rate: float, emit: Emit, timing: Timing = REAL_TIMING) -> None:
         self._max_failure_rate = max_failure_rate
@@ -29,24 +32,24 @@ class Holdback:
         self._endpoint = ""
         self._timing = timing
         self._latest: deque[Discarded | None] = deque(maxlen=WINDOW)
-        self._open = asyncio.Event()
-        self._open.set()
+        self._open_event = asyncio.Event()
+        self._open_event.set()
         self._probe_s = FIRST_PROBE_S
         self._probe_at = 0.0
 
     @property
     def holding(self) -> bool:
-        return not self._open.is_set()
+        return not self._open_event.is_set()
 
     async def enter(self) -> bool:
-        """Wait until a rollout may start; returns whether it is a probe, whose outcome decides about the others."""
+        """Wait until a rollout may start; return whether it is a probe, whose success ends the throttling."""
         while self.holding:
             wait_s = self._probe_at - self._timing.clock()
             if wait_s <= 0:
                 self._probe_s = min(2 * self._probe_s, LONGEST_PROBE_S)
                 self._probe_at = self._timing.clock() + self._probe_s
                 return True
-            await self._opened_within(wait_s)
+            await self._wait_until_open(wait_s)
         return False
 
     def observe(self, outcome: Rollout | Discarded, probing: bool) -> None:
@@ -57,16 +60,16 @@ class Holdback:
         if self.holding:
             if probing and failed is None:
                 self._latest.clear()
-                self._open.set()
+                self._open_event.set()
                 self._emit(EndpointUp(endpoint=self._endpoint))
             return
         self._latest.append(failed)
         failures = [failure for failure in self._latest if failure is not None]
         if len(self._latest) >= MIN_OUTCOMES and len(failures) > self._max_failure_rate * len(self._latest):
-            self._hold(failures)
+            self._throttle(failures)
 
-    def _hold(self, failures: list[Discarded]) -> None:
-        self._open.clear()
+    def _throttle(self, failures: list[Discarded]) -> None:
+        self._open_event.clear()
         self._probe_s = FIRST_PROBE_S
         self._probe_at = self._timing.clock() + self._probe_s
         (endpoint, count), *_ = Counter(f.endpoint or f.reason for f in failures).most_common(1)
@@ -82,9 +85,9 @@ class Holdback:
             )
         )
 
-    async def _opened_within(self, seconds: float) -> None:
+    async def _wait_until_open(self, seconds: float) -> None:
         """Wait until rollouts may start again, for at most `seconds` of `timing`."""
-        opened = asyncio.create_task(self._open.wait())
+        opened = asyncio.create_task(self._open_event.wait())
         sleeping = asyncio.ensure_future(self._timing.sleep(seconds))
         try:
             await asyncio.wait({opened, sleeping}, return_when=asyncio.FIRST_COMPLETED)

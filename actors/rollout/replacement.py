@@ -1,6 +1,7 @@
-"""Replacement of engines: each seat of the fleet gets another engine when the one that it has fails or drifts.
+"""Replacement of engines: each slot of the fleet gets a new engine when its engine fails or differs from the learner.
 
-An engine takes rollouts only with the published weights. A budget bounds the replacements: a crash loop ends the job.
+An engine takes rollouts only with the published weights. A budget limits replacements, so that a crash loop ends the
+job.
 """
 
 from __future__ import annotations
@@ -23,51 +24,51 @@ from agent_rft.events import EngineJoined, EngineReplaced, EngineRestarted, Engi
 from agent_rft.protocols import Emit
 
 PLACEMENT_TIMEOUT_S = 900.0
-"""Timeout for the cluster to have room for an engine while no other engine works."""
+"""Timeout of the wait for cluster resources for an engine while no other engine works."""
 TURN_TIMEOUT_S = 300.0
-"""Moving the weights of an engine between GPU and host takes seconds."""
+"""Timeout for moving the weights of an engine between GPU and host, which takes seconds."""
 REPLACEMENTS_PER_ENGINE = 3
 UNSTABLE_AFTER = 3
-"""Replacements in a row of one engine after which it is reported as unstable, and after as many again."""
+"""An engine is reported as unstable after each multiple of this many consecutive replacements."""
 
 
 class ReplacementBudget:
-    """Counts replacements of the engines of one fleet, and replacements that were lost while they started.
+    """Counts replacements of the engines of one fleet, including engines that were lost while they started.
 
-    `total` counts since the start of the job. The limit applies to those since the last weight update.
+    `total` counts since the start of the job. The limit applies to replacements since the last weight update.
     """
 
     def __init__(self, num_engines: int, emit: Emit) -> None:
-        self._max = REPLACEMENTS_PER_ENGINE * num_engines
+        self._max_replacements = REPLACEMENTS_PER_ENGINE * num_engines
         self._emit = emit
         self.total = 0
         self._since_update = 0
         self._version = -1
-        self._in_a_row: Counter[str] = Counter()
-        self._updated: set[str] = set()  # the engines that took the last update and were not replaced since
+        self._num_consecutive: Counter[str] = Counter()
+        self._updated_engines: set[str] = set()  # engines that loaded the last update and have not been replaced since
 
     def count(self, engine: str, reason: str) -> None:
-        """Count a replacement of `engine`. Emits EngineUnstable if it never works from one update to the next."""
+        """Count a replacement of `engine`. Emits EngineUnstable if it keeps failing between weight updates."""
         self.total += 1
         self._since_update += 1
-        self._updated.discard(engine)
-        self._in_a_row[engine] += 1
-        if self._in_a_row[engine] % UNSTABLE_AFTER == 0:
-            self._emit(EngineUnstable(engine=engine, times=self._in_a_row[engine], reason=reason))
+        self._updated_engines.discard(engine)
+        self._num_consecutive[engine] += 1
+        if self._num_consecutive[engine] % UNSTABLE_AFTER == 0:
+            self._emit(EngineUnstable(engine=engine, times=self._num_consecutive[engine], reason=reason))
 
     def weights_updated(self, version: int, engines: Collection[str]) -> None:
-        """Count from zero again, since `engines` took the weights of `version`.
+        """Reset the count, because `engines` loaded the weights of `version`.
 
-        Does nothing if no engine took them, or if the version was published before: a crash loop must not renew its
+        Does nothing if no engine loaded them, or if the version was published before: a crash loop must not reset its
         own budget.
         """
         if not engines or version <= self._version:
             return
         self._version = version
         self._since_update = 0
-        for stable in self._updated.intersection(engines):
-            del self._in_a_row[stable]
-        self._updated = set(engines)
+        for stable in self._updated_engines.intersection(engines):
+            del self._num_consecutive[stable]
+        self._updated_engines = set(engines)
 
     def check(self, engine: str, reason: str) -> None:
         """Check whether `engine` may be started again.
@@ -75,19 +76,19 @@ class ReplacementBudget:
         Raises:
             Halted: There were too many replacements since the last weight update.
         """
-        if self._since_update > self._max:
+        if self._since_update > self._max_replacements:
             what = (
                 f"{engine} was replaced too often: engines were replaced {self._since_update} times since the last "
-                f"weight update, and {self._max} are allowed"
+                f"weight update, and {self._max_replacements} are allowed"
             )
             raise Halted(f"{what}; the last reason: {reason}", public=what)
 
 
 @dataclass(slots=True, eq=False)
 class EngineSeat:
-    """A seat in the fleet, and the worker that currently has it.
+    """A slot of the fleet, and the worker that currently fills it.
 
-    `is_loading` means that the worker's engine starts or loads weights.
+    `is_loading` is True while the worker's engine starts or loads weights.
     """
 
     index: int
@@ -103,9 +104,9 @@ class EngineSeat:
 
 
 class EngineSeats:
-    """The seats of a fleet, and the start, sleep and replacement of their engines.
+    """The slots of a fleet; starts, offloads and replaces their engines.
 
-    The arguments are those of `Fleet`. `rollout_s` bounds one rollout on an engine.
+    The arguments are the same as in `Fleet`. `rollout_s` is the time limit of one rollout on an engine.
     """
 
     def __init__(
@@ -123,115 +124,118 @@ class EngineSeats:
         self.budget = ReplacementBudget(size, emit)
         self.is_asleep = False
         self.publishing = asyncio.Lock()
-        """Held while there are no published weights, because they are collected."""
+        """Held while new weights are collected, when no published weights are available."""
         self._spawn = spawn
         self._emit = emit
         self._on_lost = on_lost
-        self._placed = placed
+        self._resources_free = placed
         self._kill = kill
         self._start_timeout_s = start_timeout_s
         self._rollout_s = rollout_s
         self._sync: WeightSync | None = None
-        self._changed = asyncio.Condition()
-        self._refilling: set[asyncio.Task[None]] = set()
+        self._state_changed = asyncio.Condition()
+        self._restarts: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
 
     async def start(self, at_start: Container[int] | None = None) -> None:
-        """Start the engines of the seats `at_start` (None: all) concurrently.
+        """Start the engines of the slots `at_start` (None: all) concurrently.
 
-        The others are started as the cluster gets room for them, with the weights published by then.
+        The other engines start once the cluster has resources for them, and load the weights published by then.
 
         Raises:
-            EngineFailed: an engine did not start.
+            EngineFailed: An engine did not start.
         """
         for seat in self.seats:
             if at_start is not None and seat.index not in at_start:
                 self._emit(EngineWaiting(engine=seat.name))
-                self._in_background(self._refill(seat, "it joins"))
-        await asyncio.gather(*(self._fill_in_turn(s) for s in self.seats if at_start is None or s.index in at_start))
+                self._start_in_background(self._restart_engine(seat, "it waited for resources"))
+        await asyncio.gather(
+            *(self._start_when_reloaded(s) for s in self.seats if at_start is None or s.index in at_start)
+        )
 
     def connect(self, sync: WeightSync) -> None:
-        """Set where engines that start get the published weights."""
+        """Set the source of the published weights for engines that start."""
         self._sync = sync
 
     @property
     def ready(self) -> list[EngineSeat]:
-        """The seats whose engines take rollouts."""
+        """The slots whose engines take rollouts."""
         return [seat for seat in self.seats if seat.ready]
 
     @asynccontextmanager
     async def any_ready(self) -> AsyncIterator[list[EngineSeat]]:
-        """Context manager that waits for a ready engine and returns the ready seats; its block must not await.
+        """Context manager that waits for a ready engine and returns the ready slots; its block must not await.
 
         Raises:
             Halted: An engine could not be started.
         """
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._failure or self.ready)
+        async with self._state_changed:
+            await self._state_changed.wait_for(lambda: self._failure or self.ready)
             if self._failure is not None:
                 raise self._failure
             yield self.ready
 
     async def notify(self) -> None:
-        """Let those go on that wait for other weights or another turn."""
-        async with self._changed:
-            self._changed.notify_all()
+        """Wake up tasks that wait for published weights or for the engines to be reloaded."""
+        async with self._state_changed:
+            self._state_changed.notify_all()
 
     async def all_ready(self) -> None:
-        """Wait until each seat has an engine that samples with the published weights."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._failure or all(seat.ready for seat in self.seats))
+        """Wait until each slot has an engine that samples with the published weights."""
+        async with self._state_changed:
+            await self._state_changed.wait_for(lambda: self._failure or all(seat.ready for seat in self.seats))
         if self._failure is not None:
             raise self._failure
 
     async def sleep(self) -> None:
-        """Let all engines give their GPUs back; only for `Turns`. Those that start are waited for, and no other starts.
+        """Offload all engines, which frees their GPUs; called only by `Turns`.
 
-        One that cannot sleep is replaced, which frees its GPUs, too.
+        Waits for engines that are starting, and starts no others. An engine that cannot be offloaded is replaced, which
+        also frees its GPUs.
         """
-        async with self._changed:
+        async with self._state_changed:
             self.is_asleep = True
-            await self._changed.wait_for(lambda: not any(seat.is_loading for seat in self.seats))
-        await self._on_each(lambda worker: worker.sleep.remote(), "it did not sleep")
+            await self._state_changed.wait_for(lambda: not any(seat.is_loading for seat in self.seats))
+        await self._call_each(lambda worker: worker.sleep.remote(), "it could not be offloaded")
 
     async def wake(self) -> None:
-        """Let all engines go on; only for `Turns`."""
-        await self._on_each(lambda worker: worker.wake.remote(), "it did not wake up")
-        async with self._changed:
+        """Reload all engines; called only by `Turns`."""
+        await self._call_each(lambda worker: worker.wake.remote(), "it could not be reloaded")
+        async with self._state_changed:
             self.is_asleep = False
-            self._changed.notify_all()
+            self._state_changed.notify_all()
 
-    async def _on_each(self, call: Callable[[Any], Any], why: str) -> None:
-        async def ask_one(seat: EngineSeat) -> None:
+    async def _call_each(self, call: Callable[[Any], Any], why: str) -> None:
+        async def call_one(seat: EngineSeat) -> None:
             worker = seat.worker
             try:
                 await ask(call(worker), seat.name, EngineFailed, TURN_TIMEOUT_S)
             except EngineFailed as error:
                 await self.replace(seat, worker, f"{why}: {error.message}")
 
-        await asyncio.gather(*(ask_one(seat) for seat in self.seats if seat.worker is not None))
+        await asyncio.gather(*(call_one(seat) for seat in self.seats if seat.worker is not None))
 
     async def shutdown(self) -> None:
-        """Stop all engines; returns when their processes are gone."""
-        for task in self._refilling:
+        """Stop all engines; return when their processes have ended."""
+        for task in self._restarts:
             task.cancel()
         await asyncio.gather(*(self._stop(seat.worker) for seat in self.seats if seat.worker is not None))
         self.seats.clear()
 
-    async def _fill_in_turn(self, seat: EngineSeat) -> None:
-        """As `_fill`, in the engines' turn, which lasts until then."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self.is_asleep)
+    async def _start_when_reloaded(self, seat: EngineSeat) -> None:
+        """Wait until the engines are reloaded, then call `_start_engine`; offloading waits for the start."""
+        async with self._state_changed:
+            await self._state_changed.wait_for(lambda: not self.is_asleep)
             seat.is_loading = True
         try:
-            await self._fill(seat)
+            await self._start_engine(seat)
         finally:
-            async with self._changed:
+            async with self._state_changed:
                 seat.is_loading = False
-                self._changed.notify_all()
+                self._state_changed.notify_all()
 
-    async def _fill(self, seat: EngineSeat) -> None:
-        """Start a worker for a seat, and load the last published version into it."""
+    async def _start_engine(self, seat: EngineSeat) -> None:
+        """Start a worker for a slot, and load the last published version into it."""
         seat.worker, seat.load = self._spawn(seat.index), EngineLoad()
         seat.channel = Channel(seat.worker, seat.name, EngineFailed, self._rollout_s)
         try:
@@ -244,32 +248,36 @@ class EngineSeats:
         await self._catch_up(seat)
 
     async def _catch_up(self, seat: EngineSeat) -> None:
-        """Load the last published version into a seat's engine, if there is one, and let it take rollouts."""
+        """Load the last published version, if any, into a slot's engine, and let it take rollouts."""
         while True:
-            async with self.publishing:  # during `collect` there are no published weights
+            async with self.publishing:  # no weights are published during `collect`
                 published = self._sync.last if self._sync is not None else None
             if self._sync is not None and published is not None:
-                with suppress(WeightsLost):  # the learner is found to be lost soon, and publishes them again
+                with suppress(
+                    WeightsLost
+                ):  # the loss of the learner is detected soon, and its weights are published again
                     outcome = await self._sync.catch_up(published, seat.worker, len(self.seats))
                     if isinstance(outcome, EngineFailed):
                         raise outcome
-            async with self._changed:
+            async with self._state_changed:
                 if self._sync is not None and self._sync.is_lost:
-                    await self._published_again(self._sync, seat)
-                elif self._sync is None or self._sync.last is published:  # no newer version came meanwhile
+                    await self._wait_for_republish(self._sync, seat)
+                elif (
+                    self._sync is None or self._sync.last is published
+                ):  # no newer version was published while this one loaded
                     seat.ready = True
-                    self._changed.notify_all()
+                    self._state_changed.notify_all()
                     return
 
-    async def _published_again(self, sync: WeightSync, seat: EngineSeat) -> None:
-        """Wait for lost weights; a learner that starts to publish them may let the seat's engine sleep meanwhile."""
+    async def _wait_for_republish(self, sync: WeightSync, seat: EngineSeat) -> None:
+        """Wait until lost weights are published again; the engine may be offloaded for the learner during the wait."""
         seat.is_loading = False
-        self._changed.notify_all()
-        await self._changed.wait_for(lambda: not sync.is_lost and not self.is_asleep)
+        self._state_changed.notify_all()
+        await self._state_changed.wait_for(lambda: not sync.is_lost and not self.is_asleep)
         seat.is_loading = True
 
     async def replace(self, seat: EngineSeat, worker: Any, why: str) -> None:
-        """Fence a worker, and start another in its seat in the background; a second call for it does nothing."""
+        """Fence a worker, and start another one in its slot in the background; does nothing if already replaced."""
         if seat.worker is not worker or not seat.ready:
             return
         seat.ready = False
@@ -277,45 +285,47 @@ class EngineSeats:
         self.budget.count(seat.name, why)
         self._on_lost(seat.name)
         self._kill(worker)
-        self._in_background(self._refill(seat, why))
+        self._start_in_background(self._restart_engine(seat, why))
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._refilling.add(task)
-        task.add_done_callback(self._refilling.discard)
+        self._restarts.add(task)
+        task.add_done_callback(self._restarts.discard)
 
-    async def _refill(self, seat: EngineSeat, why: str) -> None:
+    async def _restart_engine(self, seat: EngineSeat, why: str) -> None:
         try:
             while True:
                 self.budget.check(seat.name, why)
-                await self._place(seat)
+                await self._wait_for_resources(seat)
                 try:
-                    await self._fill_in_turn(seat)
+                    await self._start_when_reloaded(seat)
                     break
                 except EngineFailed as error:
                     if error.details.get("kind") not in (LOST, UNREACHABLE):
                         raise
-                    why = error.message  # its node may have been dying without Ray knowing it yet
+                    why = error.message  # its node may be failing before Ray notices
                     self._emit(EngineRestarted(engine=seat.name, reason=why))
                     self.budget.count(seat.name, why)
                     self._kill(seat.worker)
             self._emit(EngineJoined(engine=seat.name))
-        except Exception as error:  # noqa: BLE001 - all callers that wait for an engine must get it
+        except Exception as error:  # noqa: BLE001 - all callers that wait for an engine must receive the error
             what = f"{seat.name} could not be started"
             failure = error if isinstance(error, Halted) else Halted(f"{what}: {error}", public=what)
             if failure is not error:
                 failure.__cause__ = error
-            async with self._changed:
+            async with self._state_changed:
                 self._failure = failure
-                self._changed.notify_all()
+                self._state_changed.notify_all()
 
-    async def _place(self, seat: EngineSeat) -> None:
-        """Wait for room in the cluster: without limit while other engines work, else for PLACEMENT_TIMEOUT_S."""
-        placed = asyncio.ensure_future(self._placed(seat.index))
+    async def _wait_for_resources(self, seat: EngineSeat) -> None:
+        """Wait for cluster resources: without limit while other engines work, else for PLACEMENT_TIMEOUT_S."""
+        placed = asyncio.ensure_future(self._resources_free(seat.index))
         try:
             while not (await asyncio.wait({placed}, timeout=PLACEMENT_TIMEOUT_S))[0]:
                 if not any(other.ready for other in self.seats):
-                    raise EngineFailed(f"the cluster had no free resources for it within {PLACEMENT_TIMEOUT_S:g} s")
+                    raise EngineFailed(
+                        f"the cluster had no free resources for this engine within {PLACEMENT_TIMEOUT_S:g} s"
+                    )
             placed.result()
         finally:
             placed.cancel()
@@ -325,5 +335,5 @@ class EngineSeats:
             async with asyncio.timeout(15):
                 await worker.shutdown.remote()
         except (TimeoutError, ray.exceptions.RayError):
-            pass  # killed below either way
+            pass  # killed below in any case
         self._kill(worker)

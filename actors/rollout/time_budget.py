@@ -1,8 +1,8 @@
-"""The time of one rollout: model and tool time have a limit, and waiting has another one.
+"""Time limits of one rollout: one for model and tool time, another for waiting.
 
-Model and tool time is known only when a turn's completion or results arrive. So a stage may take what is left of both
-limits, and is then accounted. Each stage has a closer deadline of its own: a tool's and a grader's `timeout_s`, and the
-watchdog for an engine.
+The share of model and tool time is measured only when a turn's completion or results arrive. A stage may therefore use
+the remaining time of both limits, and is split between them afterwards. Each stage also has a tighter deadline: the
+`timeout_s` of the tool or grader, or the watchdog of the engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agent_rft.spec.job import WAIT_FACTOR, RolloutLimits
 
 
 class TimeBudget:
-    """What a rollout has used; `clock` returns seconds."""
+    """Time that a rollout has used; `clock` returns seconds."""
 
     def __init__(self, limits: RolloutLimits, clock: Callable[[], float]) -> None:
         self._limits = limits
@@ -26,41 +26,43 @@ class TimeBudget:
         self._waited_s: defaultdict[str, float] = defaultdict(float)
 
     def busy(self, seconds: float) -> None:
-        """Model or tool time within the current stage."""
+        """Count seconds of the current stage as model or tool time."""
         self._busy_s += seconds
 
     @asynccontextmanager
     async def stage(self, waits_for: str) -> AsyncIterator[None]:
-        """A stage of the rollout: its time that is not `busy` is waiting for `waits_for`, such as an engine.
+        """Context manager for a stage of the rollout.
+
+        Time in the stage that is not reported to `busy` counts as waiting for `waits_for`, such as an engine.
 
         Raises:
-            RolloutTimeout: model and tool time is above its limit.
-            RolloutWaited: waiting is above its limit.
+            RolloutTimeout: Model and tool time exceeds its limit.
+            RolloutWaited: Waiting time exceeds its limit.
         """
         started, busy_before = self._clock(), self._busy_s
         left_s = self._limits.rollout_timeout_s + self._limits.wait_timeout_s - busy_before - self._total_wait_s
-        late = False
+        is_late = False
         try:
             async with asyncio.timeout(max(0.0, left_s)) as deadline:
                 yield
         except TimeoutError:
             if not deadline.expired():
                 raise
-            late = True
+            is_late = True
         stage_busy_s = self._busy_s - busy_before
         self._waited_s[waits_for] += max(0.0, self._clock() - started - stage_busy_s)
         if (limit_s := self._limits.rollout_timeout_s) < self._busy_s:
             what = f"took {self._busy_s:.1f} s of model and tool time"
             raise RolloutTimeout(f"{what}; limits.rollout_timeout_s is {limit_s:g} s")
-        if late or self._total_wait_s > self._limits.wait_timeout_s:
-            raise self._too_long()
+        if is_late or self._total_wait_s > self._limits.wait_timeout_s:
+            raise self._wait_error()
 
     @property
     def _total_wait_s(self) -> float:
         return sum(self._waited_s.values())
 
-    def _too_long(self) -> RolloutWaited:
+    def _wait_error(self) -> RolloutWaited:
         what, longest_s = max(self._waited_s.items(), key=lambda waited: waited[1])
         limit = f"the limit is {self._limits.wait_timeout_s:g} s ({WAIT_FACTOR} x limits.rollout_timeout_s)"
-        waited = f"waited {self._total_wait_s:.0f} s, {longest_s:.0f} s of them for {what}"
+        waited = f"waited {self._total_wait_s:.0f} s, {longest_s:.0f} s of it for {what}"
         return RolloutWaited(f"{waited}; {limit}", endpoint=what)

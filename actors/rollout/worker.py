@@ -38,10 +38,11 @@ from agent_rft.types import Discarded, Rollout
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """The configuration of a worker, and of its replacements except for `owner`.
+    """The configuration of a worker. A worker's replacement has the same one with another `owner`.
 
-    `owner` is unique to each incarnation; its rollouts open sessions under it (None: the job has no sessions). `name`
-    is that of the seat. With `shared` it uses a shared engine, and `engine` is what it would have alone.
+    `owner` is unique to each worker process; its rollouts open sessions under it (None: the job has no sessions).
+    `name` is the engine's name in the fleet. With `shared` the worker uses that shared engine, and `engine` describes
+    the dedicated engine that it replaces.
     """
 
     engine: EngineConfig
@@ -66,14 +67,14 @@ class RolloutWorker(Reachable):
         self._tracer = tracer_of(config.traces, config.name, config.metrics)
         self._recorder.begin("engine_pause_s")
         self._recorder.add(self._engine.live)
-        self._serve_methods({"run": self._run})
+        self._serve_methods({"run": self._run_episode})
 
     async def start(self) -> RftError | None:
-        """Load the engine, and make the episode runner."""
+        """Load the engine and create the episode runner."""
         with importing():
-            return await outcome_of(self._start())
+            return await outcome_of(self._start_engine())
 
-    async def _start(self) -> None:
+    async def _start_engine(self) -> None:
         await self._engine.start()
         lower_priority()  # after the engine's processes have started, so that they do not inherit it
         tokenizer = engine_tokenizer(Path(self._config.engine.model))
@@ -97,15 +98,15 @@ class RolloutWorker(Reachable):
             tracer=self._tracer,
         )
 
-    async def _run(self, task: dict[str, Any], *rest: Any) -> dict[str, Any]:
+    async def _run_episode(self, task: dict[str, Any], *rest: Any) -> dict[str, Any]:
         outcome = await self._runner.run(RolloutRequest(task_from_json(task), *rest))
         return outcome_as_json(outcome, with_experts=True)
 
     @property
-    def _own_engine(self) -> Engine:
-        """For what is never done with an engine that other jobs use, too."""
+    def _dedicated_engine(self) -> Engine:
+        """The engine, for calls that are not allowed on a shared engine."""
         if isinstance(self._engine, EngineClient):
-            raise TypeError("the engine is shared")
+            raise TypeError("a shared engine does not support this call")
         return self._engine
 
     async def stage(self, data: NDArray[np.uint8], layout: Layout) -> RftError | None:
@@ -113,14 +114,14 @@ class RolloutWorker(Reachable):
 
     async def swap(self, version: int) -> Loaded | RftError:
         """Load the staged buckets as `version`."""
-        return await self._updated(self._engine.swap(version))
+        return await self._load_weights(self._engine.swap(version))
 
     async def receive(self, version: int, layouts: Sequence[Layout]) -> Loaded | RftError:
-        """Load the buckets that the learner broadcasts now."""
+        """Load the buckets that the learner broadcasts as `version`."""
         updates = [{"tensors": [list(tensor) for tensor in layout]} for layout in layouts]
-        return await self._updated(self._own_engine.update(version, updates))
+        return await self._load_weights(self._dedicated_engine.update(version, updates))
 
-    async def _updated(self, update: Awaitable[Loaded]) -> Loaded | RftError:
+    async def _load_weights(self, update: Awaitable[Loaded]) -> Loaded | RftError:
         self._runner.in_flight.enter("", "weight update")
         try:
             loaded = await outcome_of(update)
@@ -134,17 +135,17 @@ class RolloutWorker(Reachable):
         return await outcome_of(self._engine.init_transport(info))
 
     async def sleep(self) -> RftError | None:
-        """See `Engine.sleep`."""
-        return await outcome_of(self._own_engine.sleep())
+        """Offload the engine's weights; see `Engine.sleep`."""
+        return await outcome_of(self._dedicated_engine.sleep())
 
     async def wake(self) -> RftError | None:
-        return await outcome_of(self._own_engine.wake())
+        return await outcome_of(self._dedicated_engine.wake())
 
     async def canary(self, token_ids: Sequence[int]) -> NDArray[np.float32] | RftError:
         return await outcome_of(self._engine.prompt_logprobs(token_ids))
 
     async def pulse(self) -> list[Doing] | RftError:
-        """What the rollouts here are doing; answers only while the engine's own processes answer too."""
+        """Return what the rollouts are doing, provided that the engine's own processes answer."""
         error = await outcome_of(self._engine.check_health())
         return error or self._runner.in_flight.longest()
 
@@ -161,7 +162,7 @@ class RolloutWorker(Reachable):
 
 
 async def run_on_worker(channel: Channel, request: RolloutRequest) -> Rollout | Discarded:
-    """Run a rollout on the RolloutWorker behind a channel, as EpisodeRunner.run.
+    """Run a rollout on the RolloutWorker at the other end of `channel`, as `EpisodeRunner.run` does.
 
     Raises:
         EngineFailed: The worker's process died or hangs.

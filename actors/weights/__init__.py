@@ -1,4 +1,4 @@
 """Weight sync from the learner to the engines: transports and versions.
 
-Nothing that knows rollouts, tools, graders or how an engine samples.
+Does not depend on rollouts, tools, graders or on how an engine samples.
 """

@@ -1,4 +1,7 @@
-"""Whether an adapter fits a base, by the headers of both files: vLLM takes tensors that are too small."""
+"""Check that an adapter fits its base model, from the headers of both files.
+
+vLLM itself accepts tensors that are too small.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,24 @@ PREFIX = "base_model.model."
 
 
 def misfit(adapter: Path, base: Path) -> str | None:
-    """Why the adapter in a folder is not one of this base; None if nothing is wrong as far as the headers say.
+    """Return why the adapter in a folder does not fit the base model; None if the headers show no problem.
 
-    A base whose tensors have other names than the adapter's modules, such as fused experts, is not compared.
+    A base model whose tensors have other names than the adapter's modules, such as fused experts, is not compared.
     """
     try:
-        adapted, shapes = _shapes([adapter / WEIGHTS_FILE]), _shapes(sorted(base.glob("*.safetensors")))
+        adapted, shapes = _read_shapes([adapter / WEIGHTS_FILE]), _read_shapes(sorted(base.glob("*.safetensors")))
     except (SafetensorError, OSError) as error:
         return f"{WEIGHTS_FILE} cannot be read: {error}"
     for name, shape in adapted.items():
         module, _, kind = name.removeprefix(PREFIX).removesuffix(".weight").rpartition(".")
         weight = shapes.get(f"{module}.weight", [])
-        side = {"lora_A": 1, "lora_B": 0}.get(kind)
-        if side is not None and len(weight) == 2 and shape[side] != weight[side]:
-            return f"{module} has {shape[side]} values where that of the base has {weight[side]}"
+        axis = {"lora_A": 1, "lora_B": 0}.get(kind)
+        if axis is not None and len(weight) == 2 and shape[axis] != weight[axis]:
+            return f"{module} has size {shape[axis]}, but {weight[axis]} in the base model"
     return None
 
 
-def _shapes(files: list[Path]) -> dict[str, list[int]]:
+def _read_shapes(files: list[Path]) -> dict[str, list[int]]:
     shapes: dict[str, list[int]] = {}
     for path in files:
         with safe_open(path, framework="np") as file:

@@ -1,15 +1,15 @@
-"""Weight sync by broadcast: learner rank 0 sends each bucket to all engines at once.
+"""Weight sync by broadcast: learner rank 0 sends each bucket to all engines in one transfer.
 
 As in WeightSync, each bucket is first gathered into host memory and stored in Ray's object store. Rank 0 reads it back,
-copies it to its device and broadcasts it. Only the engines do without the object store and shared memory: they receive
-the bucket on their own devices. Generation pauses for the entire transfer, because buckets are not staged.
+copies it to its device and broadcasts it. The engines receive it on their devices, without object store or shared
+memory. Generation pauses for the entire transfer, because buckets are not staged.
 
-An engine that joins late, or any engine while no group can be formed, loads the version from the object store. The
-group is formed again whenever the set of engines has changed, and after each failure.
+Engines that join late load the version from the object store, as do all engines while no group can be formed. The group
+is formed again whenever the set of engines has changed, and after each failure.
 
-**Between GPUs, over NCCL, this has never been run.** With NCCL, a member that dies during a transfer ends the process
-of every other member after a timeout, including the learner's, which then restarts. With gloo, between CPUs, only
-engines are lost, and they are replaced.
+**Between GPUs, over NCCL, this has never been run.** If a member dies during a transfer, NCCL ends the processes of all
+other members after a timeout. This includes the learner, which then restarts. With gloo, between CPUs, only engines are
+lost, and they are replaced.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BroadcastSource(WeightSource, Protocol):
         """Return a free host:port at rank 0, where a group can be formed."""
 
     async def open_broadcast(self, address: str, size: int) -> None:
-        """Let rank 0 join a group of `size` processes; returns when all members have joined."""
+        """Let rank 0 join a group of `size` processes; return when all members have joined."""
 
     async def send(self, bucket: Any) -> None:
         """Let rank 0 broadcast `bucket`, a reference from `gather_bucket` to bytes in the object store.
@@ -51,54 +51,55 @@ class BroadcastSync(WeightSync):
         self, source: BroadcastSource, workers_per_engine: int, max_bucket_bytes: int = MAX_BUCKET_BYTES
     ) -> None:
         super().__init__(source, max_bucket_bytes)
-        self._sender = source
+        self._broadcast_source = source
         self._workers_per_engine = workers_per_engine
         self._members: list[Any] = []
 
-    def _learner_restarted(self) -> None:
-        super()._learner_restarted()
+    def _on_learner_restart(self) -> None:
+        super()._on_learner_restart()
         self._members = []
 
     async def deliver(self, published: Published, workers: Sequence[Any]) -> list[float | EngineFailed]:
-        """As WeightSync.deliver; if no group can be formed, engines load this version from the object store."""
-        if not workers or not await self._formed(workers):
+        """Broadcast `published` to each worker; if no group can be formed, use the object store as WeightSync does."""
+        if not workers or not await self._form_group(workers):
             return await super().deliver(published, workers)
         layouts = [layout for _, layout in published.buckets]
         timeout_s = sync_timeout_s(published.num_bytes, len(workers))
         receiving = [
-            _settled(_asked(worker.receive.remote(published.version, layouts), timeout_s)) for worker in workers
+            _catch_failure(_ask_engine(worker.receive.remote(published.version, layouts), timeout_s))
+            for worker in workers
         ]
-        failure, *loaded = await asyncio.gather(_settled(self._send(published)), *receiving)
+        failure, *loaded = await asyncio.gather(_catch_failure(self._send_buckets(published)), *receiving)
         if failure is not None or any(isinstance(outcome, EngineFailed) for outcome in loaded):
             self._members = []
         return [each if isinstance(each, EngineFailed) else self.compared(published, each) for each in loaded]
 
-    async def _formed(self, workers: Sequence[Any]) -> bool:
-        """Form the group of the learner and these engines if needed; returns whether it exists."""
+    async def _form_group(self, workers: Sequence[Any]) -> bool:
+        """Form the group of the learner and these engines if needed; return whether it exists."""
         if self._members == list(workers):
             return True
         self._members = []
-        address, each = await self._sender.meeting_point(), self._workers_per_engine
+        address, each = await self._broadcast_source.meeting_point(), self._workers_per_engine
         size = 1 + each * len(workers)
         infos = [{"address": address, "rank": 1 + each * i, "size": size} for i in range(len(workers))]
-        joining = [_asked(worker.init_transport.remote(info)) for worker, info in zip(workers, infos, strict=True)]
-        opening = self._sender.open_broadcast(address, size)
-        if any(await asyncio.gather(*map(_settled, [opening, *joining]))):
+        joining = [_ask_engine(worker.init_transport.remote(info)) for worker, info in zip(workers, infos, strict=True)]
+        opening = self._broadcast_source.open_broadcast(address, size)
+        if any(await asyncio.gather(*map(_catch_failure, [opening, *joining]))):
             return False
         self._members = list(workers)
         return True
 
-    async def _send(self, published: Published) -> None:
+    async def _send_buckets(self, published: Published) -> None:
         for bucket, _ in published.buckets:
-            await self._sender.send(bucket)
+            await self._broadcast_source.send(bucket)
 
 
-async def _asked(ref: Any, timeout_s: float = MIN_SYNC_TIMEOUT_S) -> Any:
+async def _ask_engine(ref: Any, timeout_s: float = MIN_SYNC_TIMEOUT_S) -> Any:
     return await ask(ref, "an engine", EngineFailed, timeout_s)
 
 
-async def _settled(work: Awaitable[Any]) -> Any:
-    """The result, or the EngineFailed that was raised."""
+async def _catch_failure(work: Awaitable[Any]) -> Any:
+    """Return the result, or the EngineFailed that was raised."""
     try:
         return await work
     except EngineFailed as error:

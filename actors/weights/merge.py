@@ -1,4 +1,4 @@
-"""An adapter merged into its base: a whole model, written file by file, so that memory holds one file at a time."""
+"""Merge of an adapter into its base model, file by file, so that memory holds one weight file at a time."""
 
 from __future__ import annotations
 
@@ -24,26 +24,28 @@ from agent_rft.trainer.loop.checkpoint import STATE
 from agent_rft.trainer.model.lora import PREFIX
 
 RUNS_OWN = (CONFIG_FILE, "learner.json", STATE)
-"""Files of a checkpoint that say how the adapter was trained."""
+"""Files of a checkpoint that describe the training, and are left out of the merged model."""
 
 
 def merge_adapter(adapter: AdapterFolder, base: Path, out: Path) -> None:
     """Write the folder `out`: each adapted weight W of `base` becomes W + alpha / rank x B A, computed in float32.
 
-    Tokenizer, chat template and card are the adapter's. `out` appears when it is complete.
+    Tokenizer, chat template and card come from the adapter. `out` appears only when it is complete.
 
     Raises:
-        UserError: `out` exists, or the base's files lack an adapted weight.
+        UserError: `out` exists, or the files of `base` lack a weight that the adapter changes.
         OSError: The disk is full or read-only.
     """
     if out.exists():
-        raise UserError(f"{out} exists; give the name of a new folder")
-    changes, scale = _changes(adapter.tensors()), adapter.config.alpha / adapter.config.rank
-    files, name_of = files_that_transformers_reads(base), names_in(_without_weights(base))
-    names = {name_of(key) for file in files for key in _keys(file)}
+        raise UserError(f"{out} already exists. Choose a new folder.")
+    changes, scale = _pair_matrices(adapter.tensors()), adapter.config.alpha / adapter.config.rank
+    files, name_of = files_that_transformers_reads(base), names_in(_make_meta_model(base))
+    names = {name_of(key) for file in files for key in _read_tensor_names(file)}
     if missing := sorted(changes.keys() - names):
-        what = f"the files of {base} have no {missing[0]}, which the adapter changes"
-        raise UserError(f"{what}; merge it with PEFT: merge_and_unload() of a PeftModel, then save_pretrained")
+        what = f"the adapter changes {missing[0]}, which the files of {base} do not contain"
+        raise UserError(
+            f"{what}. Merge with PEFT instead, with merge_and_unload() of a PeftModel and save_pretrained()."
+        )
     work = out.with_name(out.name + ".tmp")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
@@ -67,8 +69,8 @@ def merge_adapter(adapter: AdapterFolder, base: Path, out: Path) -> None:
     work.rename(out)
 
 
-def _changes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """A and B by the name of the weight that they change."""
+def _pair_matrices(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the matrices A and B by the name of the weight that they change."""
     ends = (".lora_A.weight", ".lora_B.weight")
     layers = {name.removesuffix(ends[0]) for name in tensors if name.endswith(ends[0])}
     return {
@@ -76,12 +78,12 @@ def _changes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
     }
 
 
-def _without_weights(base: Path) -> PreTrainedModel:
+def _make_meta_model(base: Path) -> PreTrainedModel:
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(base))
     return model
 
 
-def _keys(file: Path) -> list[str]:
+def _read_tensor_names(file: Path) -> list[str]:
     with safe_open(file, "pt") as weights:
         return list(weights.keys())

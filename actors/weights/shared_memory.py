@@ -24,7 +24,7 @@ _SEGMENT = re.compile(rf"{SHM}/psm_\S+")
 class SharedFile:
     """An array's bytes in a file that other processes open by `path`, until `remove`.
 
-    While this process lives it holds a lock on the file: a file without a lock is a leftover of a dead process.
+    This process locks the file while it lives: a file without a lock is a leftover of a dead process.
     """
 
     def __init__(self, folder: Path, data: NDArray[np.uint8]) -> None:
@@ -49,7 +49,7 @@ class SharedFile:
 
 @contextmanager
 def shared_folder(folder: Path) -> Iterator[Path]:
-    """A new folder in `folder` that is removed at the end of the block; locked as a SharedFile is.
+    """Context manager for a new folder in `folder`, locked like a SharedFile and removed at the end.
 
     Raises:
         OSError: `folder` is full or missing.
@@ -66,10 +66,12 @@ def shared_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_all(file: RawIOBase, data: memoryview) -> None:
-    """Write bytes, also more than the 2 GiB of one call on Linux: a large model's embedding is a bucket by itself.
+    """Write all bytes, even more than the 2 GiB limit of one call on Linux.
+
+    A large model's embedding alone can be a bucket of that size.
 
     Raises:
-        OSError: There is no room for all of them.
+        OSError: The disk or memory is full.
     """
     total = len(data)
     while data:
@@ -94,8 +96,8 @@ def remove_leftovers(folder: Path = SHM) -> None:
 def unname_shared_memory() -> None:
     """Unlink multiprocessing's shared memory of this process and its children from /dev/shm.
 
-    Existing mappings stay valid until the last process ends. To be called once all of them have mapped it: a killed
-    process cannot unlink it, and Ray kills multiprocessing's resource tracker together with the others.
+    Existing mappings stay valid until the last process ends, so call this once all processes have mapped it. A killed
+    process cannot unlink it, and Ray kills multiprocessing's resource tracker together with the other processes.
     """
     for process in (me := psutil.Process(), *me.children(recursive=True)):
         with suppress(OSError):  # it has already ended

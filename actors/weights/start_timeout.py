@@ -1,4 +1,4 @@
-"""Timeout for engines and learner ranks to start, which depends on the size of the model."""
+"""Start timeout of engines and learner ranks, which grows with the size of the model."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from agent_rft.trainer.learner.adapter import AdapterFolder
 START_TIMEOUT_S = 900.0
 """Timeout for everything but reading the weights: imports, compilation, warm-up."""
 READ_BYTES_PER_S = 50e6
-"""Rate at which weights are read at least: a slow network disk that several nodes read at once."""
+"""Assumed lowest rate of reading weights: a slow network disk that several nodes read concurrently."""
 
 
 def start_timeout_s(model: Path) -> float:
-    """Return the seconds in which a process must load the model of a folder and be ready.
+    """Return the seconds within which a process must load the model in a folder and be ready.
 
-    For a folder with an adapter, the weights of its base count as well.
+    For an adapter, the weights of its base model count as well.
     """
     adapter = AdapterFolder.read(model)
     folders = [model] if adapter is None else [model, adapter.base]

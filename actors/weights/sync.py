@@ -1,6 +1,6 @@
-"""Weight sync, learner to engines: each update has a version and pauses generation only while weights are loaded.
+"""Weight sync from learner to engines: publishes numbered versions and pauses generation only for the load.
 
-The last version's buckets stay in the object store, so that a replaced engine can catch up at any time without the
+The last version's buckets stay in the object store. A replaced engine can therefore load them at any time without the
 learner, whose own weights may be newer by then.
 """
 
@@ -20,11 +20,11 @@ from agent_rft.trainer.learner.layout import MAX_BUCKET_BYTES, Layout, Loaded, n
 
 MIN_SYNC_TIMEOUT_S = 600.0
 MIN_SYNC_BYTES_PER_S = 50e6
-"""The slowest transfer to one engine that counts as working; others may have to wait for it on the same network."""
+"""Slowest transfer to one engine that still counts as working; engines on the same network may wait for each other."""
 
 
 def sync_timeout_s(num_bytes: int, num_engines: int) -> float:
-    """Return how long loading `num_bytes` of weights may take while `num_engines` load them."""
+    """Return the time limit for loading `num_bytes` of weights while `num_engines` engines load them."""
     return max(MIN_SYNC_TIMEOUT_S, num_bytes * num_engines / MIN_SYNC_BYTES_PER_S)
 
 
@@ -33,24 +33,24 @@ class WeightsLost(LearnerFailed):
 
 
 class WeightSource(Protocol):
-    """What weight sync needs of the learner group."""
+    """Methods of the learner group that weight sync uses."""
 
     @property
     def incarnation(self) -> int:
-        """Another number after each restart. Buckets are lost with the processes that gathered them."""
+        """A number that changes with each restart, which loses all gathered buckets."""
 
     async def bucket_plan(self, max_bytes: int) -> list[Layout]:
-        """The layout of each bucket; a bucket holds at most `max_bytes`, or a single larger tensor."""
+        """Return the layout of each bucket; a bucket holds at most `max_bytes`, or a single larger tensor."""
         ...
 
     async def gather_bucket(self, index: int) -> tuple[Any, int]:
-        """Object reference of a uint8 array, the bucket's tensors back to back, and its checksum."""
+        """Return a reference to the bucket's tensors, back to back in a uint8 array, and their checksum."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One version's buckets, by reference; `checksum` is the sum of those that the learner gathered."""
+    """References to the buckets of one version; `checksum` is the sum of their checksums at the learner."""
 
     version: int
     buckets: tuple[tuple[Any, Layout], ...]
@@ -62,63 +62,66 @@ class Published:
 
 
 class WeightSync:
-    """The transport through the object store and shared memory; works on CPUs and GPUs, within and across nodes.
+    """Weight sync through the object store and shared memory, on CPUs and GPUs, within and across nodes.
 
-    One update to version 8, with weights that fit two buckets:
+    One update to version 8, with weights that fit in two buckets:
 
     1. `collect(8)` frees version 7, and the learner gathers bucket 0, then bucket 1, into the object store.
     2. `deliver` sends both to each engine's actor (`stage`), which copies them to shared memory. Engines still sample,
-       and new tokens are labelled 7.
-    3. `swap(8)`: each engine pauses, loads both buckets at once and resumes. Requests in flight continue: their next
-       tokens are labelled 8.
-    4. `deliver` returns each engine's pause in seconds, or its failure; it fails, too, if it loaded other bytes than
-       the learner gathered, or if its parameters did not take all tensors.
-    5. An engine that is started later loads version 8 by `catch_up`, from the same buckets.
+       and label new tokens with version 7.
+    3. `swap(8)` pauses each engine, loads both buckets and resumes. Requests in flight continue, and their next tokens
+       are labelled 8.
+    4. `deliver` returns each engine's pause in seconds, or its failure. Loading other bytes than the learner gathered
+       is a failure, and so are tensors that no parameter took.
+    5. An engine that starts later loads version 8 from the same buckets (`catch_up`).
     """
 
     untaken: tuple[str, ...] = ()
-    """Tensors that vLLM's model transforms or ignores in every engine: for these only the canary can tell."""
+    """Tensors that vLLM's model transforms or ignores in every engine; only the canary can check these."""
 
     def __init__(self, source: WeightSource, max_bucket_bytes: int = MAX_BUCKET_BYTES) -> None:
-        self._all_taken = False
+        self._has_loaded_all = False
         self._source = source
         self._max_bucket_bytes = max_bucket_bytes
         self._incarnation = source.incarnation
-        self._plan: list[Layout] | None = None
-        self._collected = False
+        self._bucket_layouts: list[Layout] | None = None
+        self._has_collected = False
         self.last: Published | None = None
 
     @property
     def is_lost(self) -> bool:
-        """Whether the published weights were lost with the learner; an engine that starts waits until they are back."""
-        return self._collected and self.last is None
+        """Whether the published weights were lost with the learner; new engines wait until it publishes again."""
+        return self._has_collected and self.last is None
 
-    def _learner_restarted(self) -> None:
-        """Forget what the lost processes had."""
-        self._plan = None
+    def _on_learner_restart(self) -> None:
+        """Discard state that belongs to the lost learner processes."""
+        self._bucket_layouts = None
 
     async def collect(self, version: int) -> Published:
-        """Put the learner's weights into the object store as `version`; the learner must not train meanwhile."""
+        """Put the learner's weights into the object store as `version`; the learner must not train during the call."""
         if self._source.incarnation != self._incarnation:
             self._incarnation = self._source.incarnation
-            self._learner_restarted()
-        if self._plan is None:
-            self._plan = await self._source.bucket_plan(self._max_bucket_bytes)
-        self.last, self._collected = None, True  # frees the previous version: the object store never holds two
-        gathered = [await self._source.gather_bucket(i) for i in range(len(self._plan))]
-        buckets = zip([data for data, _ in gathered], self._plan, strict=True)
+            self._on_learner_restart()
+        if self._bucket_layouts is None:
+            self._bucket_layouts = await self._source.bucket_plan(self._max_bucket_bytes)
+        self.last, self._has_collected = (
+            None,
+            True,
+        )  # frees the previous version, so that the object store never holds two
+        gathered = [await self._source.gather_bucket(i) for i in range(len(self._bucket_layouts))]
+        buckets = zip([data for data, _ in gathered], self._bucket_layouts, strict=True)
         self.last = Published(version, tuple(buckets), sum(checksum for _, checksum in gathered) & MASK)
         return self.last
 
     async def deliver(self, published: Published, workers: Sequence[Any]) -> list[float | EngineFailed]:
-        """Load `published` into each worker; returns each one's pause in seconds, or its failure."""
+        """Load `published` into each worker; return each worker's pause in seconds, or its failure."""
         return await asyncio.gather(*(self.catch_up(published, worker, len(workers)) for worker in workers))
 
     async def catch_up(self, published: Published, worker: Any, num_engines: int = 1) -> float | EngineFailed:
-        """Load `published` into one worker, at any time, while `num_engines` load it.
+        """Load `published` into one worker at any time; `num_engines` engines load it concurrently.
 
         Raises:
-            WeightsLost: The buckets are gone, with the learner's process that gathered them.
+            WeightsLost: The buckets were lost with the learner process that gathered them.
         """
         timeout_s = sync_timeout_s(published.num_bytes, num_engines)
         try:
@@ -139,17 +142,18 @@ class WeightSync:
         return self.compared(published, loaded)
 
     def compared(self, published: Published, loaded: Loaded) -> float | EngineFailed:
-        """The pause of an engine that loaded all of the learner's weights, else its failure.
+        """Return the pause of an engine that loaded all of the learner's weights, else its failure.
 
-        A tensor that no engine's parameters ever took as it is says nothing about this engine.
+        Missed tensors are ignored until some engine has loaded all tensors: vLLM's model may transform or ignore them
+        in every engine.
         """
         if any(checksum != published.checksum for checksum in loaded.checksums):
-            return EngineFailed(f"it loaded other weights than the learner's version {published.version}")
+            return EngineFailed(f"its weights differ from the learner's version {published.version} (checksum)")
         if not loaded.missed:
-            self._all_taken = True
-        elif self._all_taken:
+            self._has_loaded_all = True
+        elif self._has_loaded_all:
             names = ", ".join(loaded.missed[:3])
-            return EngineFailed(f"version {published.version} of {len(loaded.missed)} tensors was not loaded: {names}")
+            return EngineFailed(f"it did not load {len(loaded.missed)} tensors of version {published.version}: {names}")
         else:
             self.untaken = loaded.missed
         return loaded.pause_s

@@ -174,7 +174,7 @@ async def until_sampling(engine: Engine) -> None:
 async def test_with_all_slots_in_use_a_version_waits_for_requests_of_an_older_one(engine: Engine, peft: Any) -> None:
     with ExitStack() as oldest, ExitStack() as older:
         for requests in (oldest, older):
-            newest = engine._lines[""].adapter
+            newest = engine._tenants[""].adapter
             assert newest is not None
             requests.enter_context(engine.adapters.used(newest))
             await publish(engine, peft)

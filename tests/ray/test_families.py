@@ -186,7 +186,7 @@ async def test_prompts_of_later_turns_are_those_of_the_rollout(served: ChatEngin
     for one in sampled:
         messages: list[Any] = list(TASK.messages)
         for turn, (prompt, _) in zip(one.rollout.turns, one.turns, strict=True):
-            assert (await served._model(served._own))._prompt(messages, TOOLS) == prompt
+            assert (await served._get_chat_model(served._own_model))._render_prompt(messages, TOOLS) == prompt
             later += len(messages) > 1
             calls = [
                 {"id": c.call_id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
@@ -310,7 +310,7 @@ async def test_a_model_of_no_known_family_is_served_and_refuses_a_schema(tmp_pat
         await served.shutdown()
     assert all(answer["choices"][0]["finish_reason"] in ("length", "stop", "tool_calls") for answer in answers)
     assert isinstance(refused, Refusal) and (refused.status, refused.param) == (400, "response_format")
-    assert "hunyuan_a13b" in refused.message and "send no response_format, or no tools" in refused.message
+    assert "hunyuan_a13b" in refused.message and "Remove response_format or the tools" in refused.message
 
 
 @pytest.mark.nightly

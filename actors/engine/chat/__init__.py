@@ -1,4 +1,4 @@
-"""How a model writes and reads: its template and parser, found by a round trip, and vLLM's serving of chats.
+"""Chat formats of models: templates and parsers, found by a round trip, and vLLM's chat serving.
 
-Nothing that trains, and nothing that knows jobs.
+Does not depend on training or jobs.
 """

@@ -1,4 +1,4 @@
-"""An engine that answers chat requests for one model, or for a base and adapters of it."""
+"""An engine that answers chat requests for one model, or for a base model and its adapters."""
 
 from __future__ import annotations
 
@@ -30,60 +30,63 @@ class ServedModel:
 
 
 class CannotServe(UserError):
-    """One model's folder is damaged; the engine and its other models are not."""
+    """One model's folder is damaged; the engine and its other models still work."""
 
 
 class ChatEngine:
-    """Serves the model of `config` and, if that has LoRA, adapters of it; they are loaded by their first requests.
+    """Serves the model of `config` and, if `config` has LoRA, its adapters, each loaded by its first request.
 
-    `config.thought_marks` is overwritten with the marks of the model's template. Between other marks, an adapter's
-    thoughts are not limited.
+    `config.thought_marks` is overwritten with the reasoning delimiters of the model's template. The reasoning of an
+    adapter with other delimiters is not limited.
     """
 
     def __init__(self, config: EngineConfig, settings: ServeSettings) -> None:
         self._config = config
-        self._own = ServedModel(None, settings)
+        self._own_model = ServedModel(None, settings)
         self._models: dict[str, ChatModel] = {}
-        """By folder and settings, the least recently used first."""
-        self._making = asyncio.Lock()
+        """Models by folder and settings, the least recently used first."""
+        self._load_lock = asyncio.Lock()
         self._engine: Engine | None = None
 
     async def start(self) -> RftError | None:
         """Load the model, which takes tens of seconds."""
-        return await outcome_of(self._start())
+        return await outcome_of(self._start_engine())
 
-    async def _start(self) -> None:
-        # The parsers log a traceback for each malformed call; here that is the model's mistake, not ours.
+    async def _start_engine(self) -> None:
+        # The parsers log a traceback for each malformed call, which is the model's error and not ours.
         logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
         own = None
         try:
-            own = self._made(self._own)
+            own = self._load_chat_model(self._own_model)
         except UserError:
             if self._config.lora is None:
-                raise  # else only its adapters have a chat template
+                raise  # with LoRA, the adapters may have a chat template instead
         self._marks = None if own is None else own.thought_marks
         self._engine = Engine(replace(self._config, thought_marks=self._marks))
         await self._engine.start()
         if own is not None:
             own.connect(self._engine.client, self._marks)
-            self._models[repr(self._own)] = own
+            self._models[repr(self._own_model)] = own
 
     async def chat(
         self, body: Mapping[str, Any], model: ServedModel | None = None
     ) -> dict[str, Any] | Refusal | RftError:
-        """The response to a request without `stream`, by default of the engine's own model."""
-        return await outcome_of(self._chat(body, model or self._own))
+        """Return the response to a request without `stream`, by default from the engine's own model."""
+        return await outcome_of(self._chat(body, model or self._own_model))
 
     async def _chat(self, body: Mapping[str, Any], model: ServedModel) -> dict[str, Any] | Refusal:
-        async with self._ready(model) as (served, lora):
+        async with self._prepare(model) as (served, lora):
             return await served.chat(body, lora)
 
     async def stream(
         self, body: Mapping[str, Any], model: ServedModel | None = None
     ) -> AsyncIterator[dict[str, Any] | Refusal | RftError]:
-        """The chunks of a response; the last one may be a Refusal or an error."""
+        """Yield the chunks of a response; the last one may be a Refusal or an error."""
         try:
-            async with self._ready(model or self._own) as (served, lora), aclosing(served.stream(body, lora)) as chunks:
+            async with (
+                self._prepare(model or self._own_model) as (served, lora),
+                aclosing(served.stream(body, lora)) as chunks,
+            ):
                 async for chunk in chunks:
                     yield chunk
         except RftError as error:
@@ -91,34 +94,34 @@ class ChatEngine:
 
     @property
     def failed(self) -> bool:
-        """Whether the engine, once started, has died."""
+        """Whether the engine has started and then died."""
         return self._engine is not None and bool(self._engine.client.errored)
 
     async def shutdown(self) -> None:
-        self._models.clear()  # they hold the engine's client, which would otherwise live as long as this
+        self._models.clear()  # releases the engine's client
         if self._engine is not None:
             self._engine.shutdown()
 
     # -- models --------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _ready(self, model: ServedModel) -> AsyncIterator[tuple[ChatModel, Any | None]]:
-        """The model and the LoRARequest of its adapter, which stays loaded for as long as the block runs."""
+    async def _prepare(self, model: ServedModel) -> AsyncIterator[tuple[ChatModel, Any | None]]:
+        """Context manager that returns the model and its adapter's LoRARequest, and keeps the adapter loaded."""
         assert self._engine is not None
-        served = await self._model(model)
+        served = await self._get_chat_model(model)
         if model.folder is None:
             yield served, None
             return
-        adapter = await self._adapter(self._engine, Path(model.folder))
+        adapter = await self._load_adapter(self._engine, Path(model.folder))
         with self._engine.adapters.used(adapter) as lora:
             yield served, lora
 
-    async def _model(self, model: ServedModel) -> ChatModel:
-        """The template and parsers of a model."""
-        async with self._making:
+    async def _get_chat_model(self, model: ServedModel) -> ChatModel:
+        """Return the template and parsers of a model, from a cache."""
+        async with self._load_lock:
             found = self._models.pop(repr(model), None)
             if found is None:
-                found = await asyncio.to_thread(self._made, model)
+                found = await asyncio.to_thread(self._load_chat_model, model)
                 assert self._engine is not None
                 found.connect(self._engine.client, self._marks)
             self._models[repr(model)] = found
@@ -126,23 +129,25 @@ class ChatEngine:
                 del self._models[next(iter(self._models))]
             return found
 
-    def _made(self, model: ServedModel) -> ChatModel:
+    def _load_chat_model(self, model: ServedModel) -> ChatModel:
         folder = model.folder or self._config.model
         try:
             return ChatModel(Path(folder), model.settings, self._config.context_length)
         except (OSError, ValueError) as error:
-            raise _damaged(folder, "its tokenizer cannot be read", error) from None
+            raise _damaged_folder(folder, "its tokenizer cannot be read", error) from None
 
-    async def _adapter(self, engine: Engine, folder: Path) -> Adapter:
+    async def _load_adapter(self, engine: Engine, folder: Path) -> Adapter:
         try:
             if (why := await asyncio.to_thread(misfit, folder, Path(self._config.model))) is not None:
                 raise ValueError(why)
             return await engine.adapters.load(str(folder), folder)
         except EngineDied as error:
             raise EngineFailed("the engine died") from error
-        except Exception as error:  # noqa: BLE001 - of any class: vLLM's own process refused it
-            raise _damaged(str(folder), "its adapter is damaged, or was made for another base", error) from None
+        except Exception as error:  # noqa: BLE001 - any class: vLLM's process rejected the adapter
+            raise _damaged_folder(
+                str(folder), "its adapter is damaged or was trained on another base model", error
+            ) from None
 
 
-def _damaged(folder: str, why: str, error: Exception) -> CannotServe:
+def _damaged_folder(folder: str, why: str, error: Exception) -> CannotServe:
     return CannotServe(f"{folder}: {why}: {type(error).__name__}: {error}", public=why)

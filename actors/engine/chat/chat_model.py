@@ -1,8 +1,8 @@
-"""One model's chats on an engine: the prompts of training, and vLLM's own serving layer.
+"""Chat completions of one model on an engine: prompts as in training, and vLLM's serving layer.
 
-What was trained is what is served: prompts are rendered, tool results truncated and decoding constrained by the same
-code as in rollouts. Requests and responses are those of OpenAI's chat completions as plain values; the caller has
-already validated the requests.
+Serving matches training: the same code renders prompts, truncates tool results and constrains decoding as in rollouts.
+Requests and responses have the fields of OpenAI's chat completions as plain values. The caller has already validated
+the requests.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ PASSED_ON = (
     *("presence_penalty", "response_format", "seed", "stop", "stream", "temperature", "tool_choice", "tools"),
     *("top_logprobs", "top_p", "min_p", "top_k"),
 )
-"""Request fields passed on to vLLM. Its other ones (templates, extra arguments, token reuse) are not for clients."""
+"""Request fields passed on to vLLM. Clients may not set its other fields (templates, extra arguments, token reuse)."""
 EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
-"""Reasoning efforts that training does not have -> the nearest that it has."""
-NO_TOOLS = "This model works without tools only: no parser reads the tool calls of its chat template"
+"""Maps reasoning efforts that training does not have to the nearest one that it has."""
+NO_TOOLS = "This model does not support tools, because no parser reads the tool calls of its chat template"
 VLLM_CALL_ID = "chatcmpl-tool-"
 VLLM_EXTRAS = frozenset({"prompt_token_ids", "prompt_text", "metrics"})
 
 
-def _renderer_of(tokenizer: Tokenizer, settings: ServeSettings, folder: Path) -> Renderer:
-    """Return the renderer in the dialect of the settings, else of the model's folder, else one that is found."""
+def _load_renderer(tokenizer: Tokenizer, settings: ServeSettings, folder: Path) -> Renderer:
+    """Return the renderer in the dialect of the settings, else of the model's card, else in a detected dialect."""
     card = read_card(folder) if settings.dialect is None else None
     dialect = settings.dialect or (card.dialect if card is not None else None)
     if dialect is not None:
         return Renderer(tokenizer, dialect)
-    renderer, mistake = find_dialect(tokenizer, UNKNOWN)
-    return renderer if mistake is None else answers_only(renderer) or renderer
+    renderer, problem = find_dialect(tokenizer, UNKNOWN)
+    return renderer if problem is None else answers_only(renderer) or renderer
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +68,28 @@ class Refusal:
 
 
 class ChatModel:
-    """The template, parsers and settings of the model in `folder`. Making one takes a second.
+    """The template, parsers and settings of the model in `folder`. Creating one takes a second.
 
-    `context_length` is that of the engine, of which the model may have less.
+    `context_length` is the engine's; the model's limit may be smaller.
     """
 
     def __init__(self, folder: Path, settings: ServeSettings, context_length: int) -> None:
         """Load the tokenizer.
 
         Raises:
-            UserError: The folder has no chat template, or a damaged card.
-            OSError: It has no tokenizer, or a damaged one.
-            ValueError: It has a damaged tokenizer.
+            UserError: The folder has no chat template, or the model card is damaged.
+            OSError: The tokenizer is missing or damaged.
+            ValueError: The tokenizer is damaged.
         """
         self.settings = settings
         self._context_length = min(settings.context_length or context_length, context_length)
-        self._renderer = renderer = _renderer_of(engine_tokenizer(folder), settings, folder)
+        self._renderer = renderer = _load_renderer(engine_tokenizer(folder), settings, folder)
         renderer.warm_up()
         self.thought_marks = renderer.mark_texts if renderer.end_of_thought is not None else None
         self._engine_marks: tuple[str, str] | None = None
 
     def connect(self, client: Any, engine_marks: tuple[str, str] | None) -> None:
-        """Serve it on an AsyncLLM, which limits thoughts between these marks only."""
+        """Serve the model on an AsyncLLM, which limits only reasoning between `engine_marks`."""
         from agent_rft.actors.engine.chat import thoughts
 
         self._client, self._engine_marks, family = client, engine_marks, self._renderer.family
@@ -104,78 +104,82 @@ class ChatModel:
         self._serving = serving_chat(client, common, parsers)
 
     async def chat(self, body: Mapping[str, Any], lora: Any | None) -> dict[str, Any] | Refusal:
-        """The response to a request without `stream`; `lora` is the LoRARequest of the model's adapter.
+        """Return the response to a request without `stream`; `lora` is the LoRARequest of the model's adapter.
 
         Raises:
             EngineFailed: The engine died.
         """
-        answer = await self._answer(body, lora)
-        return answer if isinstance(answer, Refusal) else _completion(answer.model_dump())
+        answer = await self._create_completion(body, lora)
+        return answer if isinstance(answer, Refusal) else _clean_completion(answer.model_dump())
 
     async def stream(self, body: Mapping[str, Any], lora: Any | None) -> AsyncGenerator[dict[str, Any] | Refusal]:
-        """The chunks of a response, as `chat`; the last one may be a Refusal."""
-        answer = await self._answer({**body, "stream": True}, lora)
+        """Yield the chunks of a response; the last one may be a Refusal.
+
+        Raises:
+            EngineFailed: The engine died.
+        """
+        answer = await self._create_completion({**body, "stream": True}, lora)
         if isinstance(answer, Refusal):
             yield answer
             return
         async with aclosing(answer) as events:
             async for event in events:
-                if (chunk := self._chunk(event)) is None:
+                if (chunk := self._convert_event(event)) is None:
                     return
                 yield chunk
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    async def _answer(self, body: Mapping[str, Any], lora: Any | None) -> Any:
-        """The response of vLLM: a ChatCompletionResponse, or a stream of events."""
+    async def _create_completion(self, body: Mapping[str, Any], lora: Any | None) -> Any:
+        """Return vLLM's response: a ChatCompletionResponse, or a stream of events."""
         from pydantic import ValidationError
 
-        if (refusal := self._refusal_of_calls(body)) is not None:
+        if (refusal := self._refuse_calls(body)) is not None:
             return refusal
         try:
-            prompt = self._prompt(body["messages"], body.get("tools") or ())
+            prompt = self._render_prompt(body["messages"], body.get("tools") or ())
             room = self._context_length - len(prompt)
             if room < 1:
-                return _too_long(len(prompt), self._context_length)
+                return _refuse_long_prompt(len(prompt), self._context_length)
             if lora is not None:
                 serve_adapter(self._serving, lora)
-            answer = await self._serving.create_chat_completion(self._request(body, prompt, room, lora))
+            answer = await self._serving.create_chat_completion(self._build_request(body, prompt, room, lora))
         except RenderFailed as error:
             return Refusal(400, error.problem, "messages")
         except NoGrammar as error:
-            return Refusal(400, f"{error}: send no response_format, or no tools", "response_format")
+            return Refusal(400, f"{error}. Remove response_format or the tools.", "response_format")
         except ValidationError as error:
             first = error.errors()[0]
             return Refusal(400, str(first["msg"]), ".".join(str(part) for part in first["loc"]))
-        except Exception as error:  # vLLM raises many kinds, and maps each to an error response
+        except Exception as error:  # vLLM raises many classes, and maps each to an error response
             refused = error_of(error)
             if refused["code"] >= 500:
                 if self._client.errored:
                     raise EngineFailed("the engine died") from error
                 raise
-            return self._refused(refused)
+            return self._convert_error(refused)
         error_fields = error_in(answer)
-        return answer if error_fields is None else self._refused(error_fields)
+        return answer if error_fields is None else self._convert_error(error_fields)
 
-    def _request(self, body: Mapping[str, Any], prompt: list[int], room: int, lora: Any | None) -> Any:
+    def _build_request(self, body: Mapping[str, Any], prompt: list[int], room: int, lora: Any | None) -> Any:
         settings = self.settings
         request = {name: body[name] for name in PASSED_ON if body.get(name) is not None}
         request.setdefault("temperature", settings.temperature)
-        wanted = request.get("max_completion_tokens") or settings.max_completion_tokens or room
-        request["max_completion_tokens"] = min(wanted, room)
+        requested = request.get("max_completion_tokens") or settings.max_completion_tokens or room
+        request["max_completion_tokens"] = min(requested, room)
         if not request.get("tools"):
             request.pop("tools", None)
             request.pop("tool_choice", None)
             request.pop("parallel_tool_calls", None)
         effort = body.get("reasoning_effort")
         budget = THINKING_TOKENS.get(EFFORTS.get(effort, effort)) if effort else settings.max_thinking_tokens
-        schema = _schema_of(request.get("response_format") or {})
+        schema = _response_schema(request.get("response_format") or {})
         if schema is not None and request.get("tool_choice", "auto") in ("auto", "none"):
             tools = request.get("tools", ()) if request.get("tool_choice", "auto") == "auto" else ()
             del request["response_format"]
             request["structured_outputs"] = {"structural_tag": structure_of(self._renderer, tools, schema, budget)}
-            budget = None  # the structure has it
-        elif (structure := self._required(request, budget)) is not None:
+            budget = None  # the structure limits reasoning
+        elif (structure := self._required_structure(request, budget)) is not None:
             request.pop("response_format", None)
             request |= {"tool_choice": "auto", "structured_outputs": {"structural_tag": structure}}
             budget = None
@@ -185,7 +189,7 @@ class ChatModel:
             request["thinking_token_budget"] = budget
         if request.get("stream"):
             request["stream_options"] = {"include_usage": True}
-        if request.get("tools"):  # for vLLM's parsers: prompt and grammar have them as they are
+        if request.get("tools"):  # only for vLLM's parsers: prompt and grammar use the original tools
             request["tools"] = [without_references(tool) for tool in request["tools"]]
         return chat_request_class()(
             model=None if lora is None else lora.lora_name,
@@ -196,8 +200,8 @@ class ChatModel:
             **request,
         )
 
-    def _required(self, request: Mapping[str, Any], budget: int | None) -> str | None:
-        """The structure of a request that requires calls; None: it does not, or vLLM has to do it."""
+    def _required_structure(self, request: Mapping[str, Any], budget: int | None) -> str | None:
+        """Return the structure of a request that requires calls; None if it does not, or if vLLM must enforce it."""
         choice, tools = request.get("tool_choice", "auto"), request.get("tools", ())
         named = isinstance(choice, Mapping)
         if named:
@@ -207,86 +211,86 @@ class ChatModel:
         alone = named or request.get("parallel_tool_calls") is False
         return required_calls(self._renderer, tools, budget, alone=alone)
 
-    def _prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
-        """The prompt's tokens, as a rollout would have them after these turns and results."""
+    def _render_prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
+        """Return the prompt's tokens, as in a rollout after these turns and results."""
         limit = self.settings.max_tool_output_tokens
         results = [
             self._renderer.cut_result(message["content"], limit)[0] for message in messages if message["role"] == "tool"
         ]
         return self._renderer.resume(messages, tools, results)
 
-    def _refusal_of_calls(self, body: Mapping[str, Any]) -> Refusal | None:
-        """The Refusal of a request with tools or calls, if the model works without tools only."""
+    def _refuse_calls(self, body: Mapping[str, Any]) -> Refusal | None:
+        """Return the Refusal of a request with tools or calls if the model does not support tools, else None."""
         if self._renderer.family.tool_parser is not None:
             return None
         calls = any(message.get("tool_calls") or message["role"] == "tool" for message in body["messages"])
         if not body.get("tools") and not calls:
             return None
         param, what = ("tools", "no tools") if body.get("tools") else ("messages", "no tool calls or results")
-        remedy = f"Send {what}, or use a model whose chat template renders them."
-        return Refusal(400, f"{NO_TOOLS}. {remedy}", param, "tools_unsupported")
+        fix = f"Send {what}, or use a model that supports tools."
+        return Refusal(400, f"{NO_TOOLS}. {fix}", param, "tools_unsupported")
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
-    def _chunk(self, event: str) -> dict[str, Any] | Refusal | None:
-        """What a server-sent event of vLLM says; None: the end."""
+    def _convert_event(self, event: str) -> dict[str, Any] | Refusal | None:
+        """Convert a server-sent event of vLLM to a chunk; None at the end of the stream."""
         data = event.removeprefix("data: ").strip()
         if data == "[DONE]":
             return None
         chunk: dict[str, Any] = json.loads(data)
         if "error" in chunk:
-            return self._refused(chunk["error"])
+            return self._convert_error(chunk["error"])
         for choice in chunk.get("choices", ()):
             choice.pop("token_ids", None)
             for call in choice["delta"].get("tool_calls") or ():
                 if call.get("id"):
-                    call["id"] = _call_id(call["id"])
+                    call["id"] = _openai_call_id(call["id"])
         cleaned = {name: value for name, value in chunk.items() if name not in VLLM_EXTRAS}
         if chunk.get("usage"):
-            cleaned["usage"] = _usage(chunk["usage"])
+            cleaned["usage"] = _clean_usage(chunk["usage"])
         return cleaned
 
-    def _refused(self, error: Mapping[str, Any]) -> Refusal:
-        """The Refusal for an error response of vLLM.
+    def _convert_error(self, error: Mapping[str, Any]) -> Refusal:
+        """Convert an error response of vLLM to a Refusal.
 
         Raises:
-            EngineFailed: the engine has died, so that the request is not at fault.
+            EngineFailed: The engine has died, so the request did not cause the error.
         """
         if self._client.errored:
             raise EngineFailed("the engine died")
         return Refusal(int(error["code"]), error["message"], error.get("param"))
 
 
-def _schema_of(response_format: Mapping[str, Any]) -> dict[str, Any] | None:
+def _response_schema(response_format: Mapping[str, Any]) -> dict[str, Any] | None:
     if response_format.get("type") == "json_schema":
         return dict(response_format["json_schema"].get("schema") or {})
     return {"type": "object"} if response_format.get("type") == "json_object" else None
 
 
-def _too_long(length: int, limit: int) -> Refusal:
+def _refuse_long_prompt(length: int, limit: int) -> Refusal:
     message = (
         f"This model's maximum context length is {limit} tokens. However, your messages resulted in {length} tokens."
     )
     return Refusal(400, message, "messages", "context_length_exceeded")
 
 
-def _completion(answer: dict[str, Any]) -> dict[str, Any]:
-    """The response of vLLM without its extra fields."""
+def _clean_completion(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return vLLM's response without its extra fields."""
     return {
         "id": answer["id"],
         "object": "chat.completion",
         "created": answer["created"],
         "model": answer["model"],
-        "choices": [_choice(choice) for choice in answer["choices"]],
-        "usage": _usage(answer["usage"]),
+        "choices": [_clean_choice(choice) for choice in answer["choices"]],
+        "usage": _clean_usage(answer["usage"]),
         "system_fingerprint": answer.get("system_fingerprint"),
         "service_tier": "default",
     }
 
 
-def _choice(choice: dict[str, Any]) -> dict[str, Any]:
+def _clean_choice(choice: dict[str, Any]) -> dict[str, Any]:
     calls = [
-        {"id": _call_id(call["id"]), "type": "function", "function": _named(call["function"])}
+        {"id": _openai_call_id(call["id"]), "type": "function", "function": _function_fields(call["function"])}
         for call in choice["message"].get("tool_calls") or ()
     ]
     content = choice["message"].get("content")
@@ -308,15 +312,15 @@ def _choice(choice: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _named(function: Mapping[str, Any]) -> dict[str, str]:
+def _function_fields(function: Mapping[str, Any]) -> dict[str, str]:
     return {"name": function["name"], "arguments": function["arguments"]}
 
 
-def _call_id(call_id: str) -> str:
+def _openai_call_id(call_id: str) -> str:
     return f"call_{call_id.removeprefix(VLLM_CALL_ID)}"
 
 
-def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+def _clean_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     prompt, completion = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
     return {
         "prompt_tokens": usage["prompt_tokens"],

@@ -1,4 +1,4 @@
-"""Finds out how a model writes, by a round trip: its template renders calls, and a parser must read the same calls."""
+"""Detection of a model's dialect by a round trip: its template renders calls, and a parser must read the same calls."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Call = tuple[str, dict[str, Any]]
 _QUESTION: Message = {"role": "user", "content": "Where is order A 17?"}
 _THOUGHT = "I look it up."
 SHARED_MARK = "</think>"
-"""Closes reasoning in most families, so a template that has it may belong to any of them."""
+"""Closes reasoning in most families, so a template that contains it may belong to any of them."""
 
 
-def _tool(name: str, **properties: str) -> ToolSchema:
+def _make_tool(name: str, **properties: str) -> ToolSchema:
     described = {key: {"type": type, "description": key} for key, type in properties.items()}
     parameters = {"type": "object", "properties": described, "required": list(properties)}
     return {"type": "function", "function": {"name": name, "description": "Looks it up.", "parameters": parameters}}
 
 
-PROBE_TOOLS = (_tool("find_order", order_id="string", limit="integer"), _tool("find_rule", topic="string"))
+PROBE_TOOLS = (_make_tool("find_order", order_id="string", limit="integer"), _make_tool("find_rule", topic="string"))
 PROBE_CALLS: tuple[Call, ...] = (
     ("find_order", {"order_id": "A 17", "limit": 3}),
     ("find_rule", {"topic": 'the "return" rule'}),
@@ -38,9 +38,9 @@ PROBE_CALLS: tuple[Call, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class RoundTrip:
-    """What became of calls that were rendered by the template and read by the parser.
+    """Calls that the template rendered and the parser read.
 
-    `mistake` is None if the same calls came back, and the thought with them.
+    `mistake` is the difference; None if the parser read the same calls and reasoning.
     """
 
     text: str
@@ -51,12 +51,12 @@ class RoundTrip:
 def round_trip(
     renderer: Renderer, parse: TurnParser, tools: Sequence[ToolSchema], calls: Sequence[Call], thought: str = ""
 ) -> RoundTrip:
-    """Render a turn with calls, and read what a model would sample for it.
+    """Render a turn with calls, and parse the tokens that a model would sample for it.
 
     Raises:
-        ValueError: the template cannot render the turn.
+        ValueError: The template cannot render the turn.
     """
-    turn: Message = {"role": "assistant", "content": "", "tool_calls": [_message_call(*call) for call in calls]}
+    turn: Message = {"role": "assistant", "content": "", "tool_calls": [_to_message_call(*call) for call in calls]}
     if thought:
         turn["reasoning_content"] = thought
     (sample,) = samples_of(renderer, [_QUESTION, turn], tools)
@@ -66,46 +66,47 @@ def round_trip(
     read = parse(text, tools)
     thoughts = renderer.thought_text(sampled[:length]) if length else read.thought
     mistake = None
-    if [(name, _value(arguments)) for name, arguments in read.calls] != list(calls):
-        mistake = "other calls" if read.calls else "no call"
+    if [(name, _parse_json(arguments)) for name, arguments in read.calls] != list(calls):
+        mistake = "different calls" if read.calls else "no calls"
     elif thought and renderer.form.thought_field is not None and thoughts.strip() != thought:
-        mistake = f"the thought {thoughts.strip()!r}"
+        mistake = f"the reasoning {thoughts.strip()!r}"
     return RoundTrip(renderer.text(sampled), read, mistake)
 
 
 def works(renderer: Renderer, parse: TurnParser) -> str | None:
-    """Why calls cannot be read with this parser, or None if they can: one call, two calls, one with a thought.
+    """Return why this parser cannot read the template's calls, or None if it can.
 
-    Where the template allows one call a turn, two are not tried.
+    Tries one call, two calls if the template allows several per turn, and one call with reasoning.
     """
     numbers = (1, 2) if renderer.form.takes_several_calls else (1,)
     try:
         for number in numbers:
             trip = round_trip(renderer, parse, PROBE_TOOLS, PROBE_CALLS[:number])
             if trip.mistake is not None:
-                return f"of {number} call(s) rendered as {_short(trip.text)} it read {trip.mistake}"
+                return f"the parser read {trip.mistake} from {number} call(s) rendered as {_shorten(trip.text)}"
         if renderer.thought != "none":
             trip = round_trip(renderer, parse, PROBE_TOOLS, PROBE_CALLS[:1], _THOUGHT)
             if trip.mistake is not None:
-                return f"of a thought and a call, rendered as {_short(trip.text)}, it read {trip.mistake}"
+                return f"the parser read {trip.mistake} from reasoning and a call rendered as {_shorten(trip.text)}"
     except (RenderFailed, ValueError) as error:
         if isinstance(error, RenderFailed) and error.kind not in ("raised", "failed"):
             raise
-        return f"the template fails: {_short(str(error))}"
+        return f"the template fails: {_shorten(str(error))}"
     return None
 
 
 def unread_names(renderer: Renderer, names: Sequence[str]) -> list[str]:
-    """The names of tools whose calls the model's own form does not bring back, although it does for others."""
+    """Return the tool names whose calls the model's parser cannot read, although it reads others."""
     try:
         parse = parser_of(renderer.family, renderer.tokenizer)
-    except ValueError:  # a problem of its own
+    except ValueError:  # reported elsewhere
         return []
 
     def is_read(name: str) -> bool:
         try:
             return (
-                round_trip(renderer, parse, (_tool(name, topic="string"),), ((name, {"topic": "x"}),)).mistake is None
+                round_trip(renderer, parse, (_make_tool(name, topic="string"),), ((name, {"topic": "x"}),)).mistake
+                is None
             )
         except (RenderFailed, ValueError):
             return False
@@ -116,55 +117,58 @@ def unread_names(renderer: Renderer, names: Sequence[str]) -> list[str]:
 def find_dialect(tokenizer: Tokenizer, asked: Dialect, tool_parser: str = "auto") -> tuple[Renderer, str | None]:
     """Return the renderer in the model's dialect, and why no parser reads its calls (None: its parser reads them).
 
-    `asked` has the user's template, arguments and end tokens. With `auto`, the known families come first, then all
-    other parsers of vLLM. If no parser reads the calls, the dialect is the likeliest; see `answers_only`.
+    `asked` has the user's template, arguments and stop tokens. With `auto`, the known families come first, then all
+    other parsers of vLLM. If no parser reads the calls, the dialect is the most likely one; see `answers_only`.
 
     Raises:
-        RenderFailed: The template is not valid Jinja, or costs too much.
+        RenderFailed: The template is not valid Jinja, or costs too much to render.
     """
     likely: tuple[Renderer, str] | None = None
     for name in _candidates() if tool_parser == "auto" else (tool_parser,):
         family = family_of(name)
         renderer = Renderer(tokenizer, replace(asked, family=family.name, tool_parser=name))
-        mistake: str | None = "the template renders no calls"
+        mistake: str | None = "the template does not render calls"
         if renderer.form.renders_calls or tool_parser != "auto" or renderer.has_token(family.call_mark):
-            mistake = _mistake(renderer, tokenizer)
+            mistake = _find_problem(renderer, tokenizer)
         if mistake is None:
-            return _resolved(renderer), None
-        if likely is None or _is_written_for(renderer.template, family):
+            return _resolve_dialect(renderer), None
+        if likely is None or _contains_mark(renderer.template, family):
             likely = renderer, mistake
     assert likely is not None
-    return _resolved(likely[0]), likely[1]
+    return _resolve_dialect(likely[0]), likely[1]
 
 
 def answers_only(renderer: Renderer) -> Renderer | None:
-    """Return the renderer of a model whose calls no parser reads, for use without tools: each turn is an answer.
+    """Return a renderer for use without tools, if no parser reads the model's calls: each turn is an answer.
 
-    Its reasoning is still delimited by the marks of the template's family. None: turns of the family consist of
-    messages, which only the family's parser separates.
+    Reasoning is still delimited as in the template's family. None if the family's turns consist of messages, which only
+    its parser can separate.
     """
     family = renderer.family
     if family.reasoning_parser is not None:
         return None
-    name = family.name if _is_written_for(renderer.template, family) else UNKNOWN.family
-    return _resolved(Renderer(renderer.tokenizer, replace(renderer.dialect, family=name, tool_parser=None)))
+    name = family.name if _contains_mark(renderer.template, family) else UNKNOWN.family
+    return _resolve_dialect(Renderer(renderer.tokenizer, replace(renderer.dialect, family=name, tool_parser=None)))
 
 
-def _is_written_for(template: str, family: Family) -> bool:
-    """Whether a template has a mark of the family: of its calls, or of its reasoning unless other families share it."""
+def _contains_mark(template: str, family: Family) -> bool:
+    """Whether a template contains the family's call mark, or a reasoning mark that other families do not use."""
     closing = family.thought_marks[1]
     marks = (family.call_mark or family.tool_parser, None if closing == SHARED_MARK else closing)
     return any(mark is not None and mark in template for mark in marks)
 
 
-def _resolved(renderer: Renderer) -> Renderer:
-    """The renderer with all that was found in its dialect, so that engines and servers need not find it again."""
+def _resolve_dialect(renderer: Renderer) -> Renderer:
+    """Return the renderer with all detected values in its dialect.
+
+    Engines and servers then need not detect them again.
+    """
     marks = renderer.mark_texts if renderer.end_of_thought is not None else None
     ends = tuple(renderer.end_tokens.values())
     return Renderer(renderer.tokenizer, replace(renderer.dialect, end_tokens=ends, thought_marks=marks))
 
 
-def _mistake(renderer: Renderer, tokenizer: Tokenizer) -> str | None:
+def _find_problem(renderer: Renderer, tokenizer: Tokenizer) -> str | None:
     try:
         return works(renderer, parser_of(renderer.family, tokenizer))
     except ValueError as error:
@@ -177,18 +181,18 @@ def _candidates() -> Iterator[str]:
     yield from (name for name in tool_parser_names() if name not in known)
 
 
-def _message_call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def _to_message_call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     text = json.dumps(arguments, ensure_ascii=False)
     return {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": text}}
 
 
-def _value(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     line = repr(text)
     return line if len(line) <= 300 else f"{line[:300]}..."

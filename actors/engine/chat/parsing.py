@@ -1,4 +1,4 @@
-"""Reads the tool calls of a sampled turn with the parsers that vLLM serves with: what is trained is what is served."""
+"""Parsers of sampled turns: the same vLLM parsers that serve the model, so that training matches serving."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from agent_rft.spec.schemas.inline import inlined
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """A parsed turn: `calls` are (name, arguments as JSON text); `malformed` if a call was started but is invalid.
+    """A parsed turn.
 
-    `thought` is one that is a message of its own; the parsed text has none between marks.
+    `calls` are (name, arguments as JSON text), and `malformed` means that a call was started but is invalid. `thought`
+    is reasoning in a separate message; delimited reasoning is removed before parsing.
     """
 
     content: str
@@ -27,7 +28,7 @@ class ParsedTurn:
 
 
 TurnParser = Callable[[str, Sequence[dict[str, Any]]], ParsedTurn]
-"""A turn's text and the row's tools -> what the text says."""
+"""Parses a turn's text, given the row's tools."""
 
 
 def parser_of(family: Family, tokenizer: Any) -> TurnParser:
@@ -42,55 +43,61 @@ def parser_of(family: Family, tokenizer: Any) -> TurnParser:
         return HarmonyParser()
     try:
         return VllmParser(family, family.tool_parser, tokenizer)
-    except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:  # each parser has its own
-        raise ValueError(f"vLLM's parser {family.tool_parser} cannot read this model: {error}") from error
+    except (
+        RuntimeError,
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ) as error:  # each parser raises different ones
+        raise ValueError(f"vLLM's parser {family.tool_parser} does not support this model: {error}") from error
 
 
 def read_answer(text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn:
-    """Read a turn of a model that works without tools only: all of its text is the answer."""
+    """Read a turn of a model without tool support: the full text is the answer."""
     return ParsedTurn(text)
 
 
 class VllmParser:
-    """One of vLLM's parsers, by its registered `name` (`hermes` reads Qwen3 and Hermes models)."""
+    """A vLLM parser by its registered `name` (`hermes` reads Qwen3 and Hermes models)."""
 
     def __init__(self, family: Family, name: str, tokenizer: Any) -> None:
         from vllm.reasoning import ReasoningParserManager
         from vllm.tool_parsers import ToolParserManager
 
-        # The parsers log a traceback for each malformed call; here that is normal, and counted.
+        # The parsers log a traceback for each malformed call, which is normal here and counted.
         logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
         self._request_class = chat_request_class()
         self._tokenizer = tokenizer
         self._requests: dict[str, Any] = {}
         self._parser_class = ToolParserManager.get_tool_parser(name)
-        self._mark = family.call_mark or getattr(self._new([]), "tool_call_start_token", None)
-        self._thoughts: Any = None
+        self._mark = family.call_mark or getattr(self._create_parser([]), "tool_call_start_token", None)
+        self._reasoning_parser: Any = None
         if family.reasoning_parser is not None:
-            self._thoughts = ReasoningParserManager.get_reasoning_parser(family.reasoning_parser)(tokenizer)
+            self._reasoning_parser = ReasoningParserManager.get_reasoning_parser(family.reasoning_parser)(tokenizer)
 
     def __call__(self, text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn:
         started = self._mark is not None and self._mark in text
-        if self._mark is not None and not started and self._thoughts is None:
+        if self._mark is not None and not started and self._reasoning_parser is None:
             return ParsedTurn(text)
-        request = self._request_with(tools)
+        request = self._request_for(tools)
         thought = ""
-        if self._thoughts is not None:
-            thought = self._thoughts.extract_reasoning(text, request)[0] or ""
+        if self._reasoning_parser is not None:
+            thought = self._reasoning_parser.extract_reasoning(text, request)[0] or ""
         try:
-            found = self._new(request.tools).extract_tool_calls(text, request)
+            found = self._create_parser(request.tools).extract_tool_calls(text, request)
         except Exception:  # noqa: BLE001 - the model may write anything, and each parser fails in its own way
             return ParsedTurn("", malformed=True, thought=thought)
         calls = tuple((call.function.name, call.function.arguments) for call in found.tool_calls)
         malformed = started and not calls
         return ParsedTurn((found.content or "") if not malformed else "", calls, malformed, thought)
 
-    def _new(self, tools: Any) -> Any:
-        """A parser for one turn: it has a state. Some take argument types from the tools."""
+    def _create_parser(self, tools: Any) -> Any:
+        """Create a parser for one turn, because it has state; some parsers take argument types from the tools."""
         return self._parser_class(self._tokenizer, tools or None)
 
-    def _request_with(self, tools: Sequence[dict[str, Any]]) -> Any:
-        """A cached request with these tools; creating one is slow."""
+    def _request_for(self, tools: Sequence[dict[str, Any]]) -> Any:
+        """Return a cached request with these tools; creating one is slow."""
         key = json.dumps(tools)
         if key not in self._requests:
             plain = [without_references(tool) for tool in tools]
@@ -99,7 +106,10 @@ class VllmParser:
 
 
 def without_references(tool: dict[str, Any]) -> dict[str, Any]:
-    """The tool with what its parameters refer to written out, for parsers that look for types; as it is if endless."""
+    """Return the tool with references in its parameters resolved, for parsers that read argument types.
+
+    Returns the tool unchanged if the references are recursive.
+    """
     function = tool["function"]
     if '"$ref"' not in json.dumps(function.get("parameters")):
         return tool
@@ -108,12 +118,12 @@ def without_references(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 HARMONY = "openai"
-"""vLLM's name for the parser of gpt-oss, which it reads with `openai_harmony`, as here."""
+"""vLLM's name for the parser of gpt-oss. vLLM also implements it with `openai_harmony`."""
 _FUNCTIONS = "functions."
 
 
 class HarmonyParser:
-    """Reads turns in OpenAI's harmony format, in which a turn is several messages on channels."""
+    """Parses turns in OpenAI's harmony format, in which a turn is several messages on channels."""
 
     def __init__(self) -> None:
         from openai_harmony import (  # type: ignore[import-untyped]
@@ -129,23 +139,23 @@ class HarmonyParser:
         tokens = self._encoding.encode(text, allowed_special="all")
         try:
             messages = self._encoding.parse_messages_from_completion_tokens(tokens, self._role, strict=False)
-        except Exception:  # noqa: BLE001 - the model may write anything; harmony has one class of error for it all
+        except Exception:  # noqa: BLE001 - the model may write anything, and harmony raises one generic error
             return ParsedTurn("", malformed=True)
         texts = ["".join(getattr(part, "text", "") for part in message.content) for message in messages]
-        said, thoughts, calls = [], [], []
+        answers, reasoning, calls = [], [], []
         for message, content in zip(messages, texts, strict=True):
             if message.recipient is not None and message.recipient.startswith(_FUNCTIONS):
                 calls.append((message.recipient.removeprefix(_FUNCTIONS), content))
             elif message.channel == "analysis":
-                thoughts.append(content)
+                reasoning.append(content)
             elif message.recipient is None:
-                said.append(content)
+                answers.append(content)
         malformed = not calls and f" to={_FUNCTIONS}" in text
-        return ParsedTurn("" if malformed else "\n".join(said), tuple(calls), malformed, "\n".join(thoughts))
+        return ParsedTurn("" if malformed else "\n".join(answers), tuple(calls), malformed, "\n".join(reasoning))
 
 
 def tool_parser_names() -> list[str]:
-    """The valid values of `model_options.tool_parser`, beside auto."""
+    """Return the valid values of `model_options.tool_parser` in addition to auto."""
     from vllm.tool_parsers import ToolParserManager
 
     names: list[str] = ToolParserManager.list_registered()

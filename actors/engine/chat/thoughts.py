@@ -1,4 +1,4 @@
-"""Separates thoughts in a served turn as the episode loop does: everything up to `</think>`, if there is one."""
+"""Reasoning parser for served turns that matches the episode loop: reasoning is everything up to `</think>`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ NAME = "agent_rft_thoughts"
 class ThoughtParser(thinking_parser()):  # type: ignore[misc] # vLLM has no types
     """The reasoning parser for vLLM's serving layer.
 
-    A turn that does not start with `<think>`, in its text or at the end of its prompt, has no thought; vLLM's own
-    parsers treat all of such a turn as a thought.
+    A turn has no reasoning unless it starts with `<think>`, in its text or at the end of its prompt. vLLM's own parsers
+    treat all of such a turn as reasoning.
     """
 
-    _opened = False
+    _is_open = False
     marks = ("<think>", "</think>")
 
     @property
@@ -31,22 +31,22 @@ class ThoughtParser(thinking_parser()):  # type: ignore[misc] # vLLM has no type
         return self.marks[1]
 
     def adjust_request(self, request: Any) -> Any:
-        """Keep special tokens in the text, as rollouts do: the marks may be special, and are searched in the text."""
+        """Keep special tokens in the text, as rollouts do: delimiters may be special, and are searched in the text."""
         request.skip_special_tokens = False
         return request
 
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
-        """False for any prompt: thoughts of earlier turns say nothing about this one."""
+        """Return False for any prompt: the reasoning of earlier turns does not affect this turn."""
         return False
 
     def adjust_initial_state_from_prompt(self, prompt_token_ids: Sequence[int]) -> None:
         marks = [token for token in prompt_token_ids if token in (self.start_token_id, self.end_token_id)]
-        self._opened = bool(marks) and marks[-1] == self.start_token_id
+        self._is_open = bool(marks) and marks[-1] == self.start_token_id
 
     def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Iterable[int]) -> bool:
         if self.end_token_id in delta_ids:
             return True
-        return not self._opened and self.start_token_id not in input_ids
+        return not self._is_open and self.start_token_id not in input_ids
 
     def extract_content_ids(self, input_ids: list[int]) -> list[int]:
         if self.end_token_id not in input_ids:
@@ -62,7 +62,7 @@ class ThoughtParser(thinking_parser()):  # type: ignore[misc] # vLLM has no type
         current_token_ids: Sequence[int],
         delta_token_ids: Sequence[int],
     ) -> Any:
-        if self._opened:  # parse as if the mark had been sampled
+        if self._is_open:  # parse as if the opening delimiter had been sampled
             previous_token_ids = [self.start_token_id, *previous_token_ids]
         return super().extract_reasoning_streaming(
             previous_text, current_text, delta_text, previous_token_ids, current_token_ids, delta_token_ids
@@ -72,7 +72,7 @@ class ThoughtParser(thinking_parser()):  # type: ignore[misc] # vLLM has no type
         thought, closed, content = model_output.partition(self.end_token)
         if closed:
             return thought.lstrip().removeprefix(self.start_token), content or None
-        if model_output.lstrip().startswith(self.start_token):  # cut off within the thought
+        if model_output.lstrip().startswith(self.start_token):  # cut off within the reasoning
             return model_output.lstrip().removeprefix(self.start_token), None
         return None, model_output
 
@@ -81,7 +81,7 @@ class ThoughtParser(thinking_parser()):  # type: ignore[misc] # vLLM has no type
 
 
 def parser_between(marks: tuple[str, str]) -> str:
-    """The name by which vLLM finds, in this process, the parser of thoughts between these marks."""
+    """Register the parser of reasoning between these delimiters in vLLM, and return its name."""
     name = f"{NAME}:{' '.join(marks)}"
     parser = type(ThoughtParser.__name__, (ThoughtParser,), {"marks": marks})
     ReasoningParserManager.register_module(name, module=parser)

@@ -10,14 +10,14 @@ from agent_rft.trainer.learner.adapter import AdapterFolder
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Load the Hugging Face tokenizer in a folder."""
-    from transformers import AutoTokenizer  # seconds of imports, which few processes need
+    from transformers import AutoTokenizer  # the import takes seconds, and few processes need it
 
     tokenizer: Tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     return tokenizer
 
 
 def engine_tokenizer(model: Path) -> Tokenizer:
-    """Load the tokenizer of a model's folder; an adapter without a tokenizer has the tokenizer of its base."""
+    """Load the tokenizer of a model's folder; an adapter without a tokenizer uses its base model's."""
     adapter = AdapterFolder.read(model)
     if adapter is not None and not (adapter.path / "tokenizer_config.json").exists():
         return load_tokenizer(adapter.base)

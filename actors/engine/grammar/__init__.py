@@ -1,4 +1,4 @@
-"""The form of a turn as grammars of constrained decoding, the same in rollouts and in serving.
+"""Grammars that constrain the decoding of a turn, the same in rollouts and in serving.
 
-Nothing that knows an engine: a family's forms and schemas come in.
+Independent of the engine: callers pass a family's call format and the schemas.
 """

@@ -1,7 +1,7 @@
-"""Arguments that a family does not write as JSON, as a grammar of constrained decoding.
+"""Grammars for call arguments that a family writes in its literal syntax instead of JSON.
 
-Types, names, choices and what is required are held. Patterns, lengths, ranges and conditions are not: a call that
-breaks one gets the mistake as its result, as it does without a grammar.
+The grammar enforces types, names, choices and required arguments, but not patterns, lengths, ranges and conditions. A
+call that violates one of these gets an error as its result, as without a grammar.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _NAME: Final = "[A-Za-z_] [A-Za-z0-9_]{0,63}"
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a family writes values.
+    """Syntax in which a family writes values.
 
     Attributes:
-        text: The rule of a text.
-        quote: The mark around a text that is given.
-        escapes: Whether a text has a backslash before each mark that it contains, and no line break.
-        argument: A name of an argument, up to its value.
-        member: A name of a member of an object, up to its value.
-        separator: The text between two of them, and between two items of a list.
-        words: true, false and null.
-        ordered: Whether names are sorted; else they come in the order of the schema.
+        text: Grammar rule of a string.
+        quote: Delimiter around a given string.
+        escapes: Whether strings escape the delimiter with a backslash and contain no line break.
+        argument: Name of an argument, up to its value.
+        member: Name of an object's member, up to its value.
+        separator: Text between two arguments, members or list items.
+        words: The words for true, false and null.
+        ordered: Whether names are sorted; else they have the order of the schema.
     """
 
     text: str
@@ -74,12 +74,12 @@ STYLES: Final[Mapping[str, Style]] = {
 
 
 def arguments_format(schema: Mapping[str, Any], style: Style) -> dict[str, Any]:
-    """The format of a call's arguments, without what is around all of them."""
-    return {"type": "grammar", "grammar": _Writer(schema, style).written()}
+    """Return the format of a call's arguments, without the brackets around them."""
+    return {"type": "grammar", "grammar": _GrammarWriter(schema, style).write()}
 
 
-class _Writer:
-    """Writes the rules of one schema, one for each of its parts, so that a part may refer back to itself."""
+class _GrammarWriter:
+    """Writes one rule for each part of a schema, so that a part may refer to itself."""
 
     def __init__(self, root: Mapping[str, Any], style: Style) -> None:
         self._root = root
@@ -88,13 +88,13 @@ class _Writer:
         self._values: dict[int, str] = {}
         self._anything: dict[str, Any] = {}
 
-    def written(self) -> str:
-        """The grammar. Its `root` are the arguments."""
-        arguments = self._members(self._followed(self._root), self._style.argument)
+    def write(self) -> str:
+        """Return the grammar; its rule `root` matches the arguments."""
+        arguments = self._members_rule(self._follow_references(self._root), self._style.argument)
         return "\n".join((f"root ::= {arguments}", *self._rules))
 
-    def _followed(self, schema: Any) -> Any:
-        """What a schema refers to; True, which allows anything, where that is not found, such as an anchor."""
+    def _follow_references(self, schema: Any) -> Any:
+        """Follow a schema's references; return True, which allows anything, if one is not found, such as an anchor."""
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict):
                 return schema
@@ -105,47 +105,49 @@ class _Writer:
             schema = True if found is None else found[1]
         return True
 
-    def _rule(self, body: str) -> str:
+    def _add_rule(self, body: str) -> str:
         self._rules.append(f"r{len(self._rules)} ::= {body}")
         return f"r{len(self._rules) - 1}"
 
-    def _value(self, schema: Any) -> str:
-        """The rule of a value, which is written once for each part of the schema."""
-        schema = self._followed(schema)
+    def _value_rule(self, schema: Any) -> str:
+        """Return the name of the rule for a value; each part of the schema has one rule."""
+        schema = self._follow_references(schema)
         if not isinstance(schema, dict):
             schema = self._anything
         if id(schema) not in self._values:
             self._values[id(schema)] = f"r{len(self._rules)}"
             place = len(self._rules)
             self._rules.append("")
-            self._rules[place] = f"r{place} ::= {self._body(schema)}"
+            self._rules[place] = f"r{place} ::= {self._rule_body(schema)}"
         return self._values[id(schema)]
 
-    def _body(self, schema: Mapping[str, Any]) -> str:
+    def _rule_body(self, schema: Mapping[str, Any]) -> str:
         if "const" in schema:
-            return _text(self._literal(schema["const"]))
+            return _quote(self._format_literal(schema["const"]))
         if isinstance(choices := schema.get("enum"), list) and choices:
-            return _either(_text(self._literal(choice)) for choice in choices)
+            return _join_alternatives(_quote(self._format_literal(choice)) for choice in choices)
         for key in ("anyOf", "oneOf"):
             if isinstance(several := schema.get(key), list) and several:
-                return _either(map(self._value, several))
-        if "allOf" in schema:  # what several schemas allow together is not worked out
+                return _join_alternatives(map(self._value_rule, several))
+        if "allOf" in schema:  # intersections of schemas are not supported
             schema = {"type": schema.get("type")}
         kinds = schema.get("type") or ("object" if "properties" in schema else _KINDS)
-        return _either(self._typed(kind, schema) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+        return _join_alternatives(
+            self._type_body(kind, schema) for kind in ([kinds] if isinstance(kinds, str) else kinds)
+        )
 
-    def _typed(self, kind: str, schema: Mapping[str, Any]) -> str:
+    def _type_body(self, kind: str, schema: Mapping[str, Any]) -> str:
         style = self._style
         match kind:
             case "object":
-                return f'"{{" {self._members(schema, style.member)} "}}"'
+                return f'"{{" {self._members_rule(schema, style.member)} "}}"'
             case "array":
-                item = self._value(schema.get("items", True))
-                return f'"[" ({item} ({_text(style.separator)} {item})*)? "]"'
+                item = self._value_rule(schema.get("items", True))
+                return f'"[" ({item} ({_quote(style.separator)} {item})*)? "]"'
             case "boolean":
-                return _either(map(_text, style.words[:2]))
+                return _join_alternatives(map(_quote, style.words[:2]))
             case "null":
-                return _text(style.words[2])
+                return _quote(style.words[2])
             case "integer":
                 return _INTEGER
             case "number":
@@ -153,32 +155,35 @@ class _Writer:
             case _:
                 return style.text
 
-    def _members(self, schema: Any, form: str) -> str:
-        """The rule of an object's members, each after its name."""
+    def _members_rule(self, schema: Any, form: str) -> str:
+        """Return the rule of an object's members, each after its name in `form`."""
         style = self._style
         schema = schema if isinstance(schema, dict) else {}
-        separator = _text(style.separator)
+        separator = _quote(style.separator)
         properties = schema.get("properties")
         if not isinstance(properties, dict) or not properties:
             extra = schema.get("additionalProperties", True)
             if extra is False:
                 return '""'
             before, after = form.split("{}")
-            member = self._rule(f"{_text(before)} {_NAME} {_text(after)} {self._value(extra)}")
-            return self._rule(f"({member} ({separator} {member})*)?")
-        needed = schema.get("required") or ()
-        # From the last to the first: what may follow another member, and what may be the first.
+            member = self._add_rule(f"{_quote(before)} {_NAME} {_quote(after)} {self._value_rule(extra)}")
+            return self._add_rule(f"({member} ({separator} {member})*)?")
+        required_names = schema.get("required") or ()
+        # From last to first: `follows` matches the rest after another member, `begins` matches it at the start.
         follows = begins = '""'
         for name in sorted(properties, key=str.lower, reverse=True) if style.ordered else reversed(properties):
-            member = f"{_text(form.format(style.escaped(name)))} {self._value(properties[name])}"
+            member = f"{_quote(form.format(style.escaped(name)))} {self._value_rule(properties[name])}"
             begin, follow = f"{member} {follows}", f"{separator} {member} {follows}"
-            if name in needed:
-                begins, follows = self._rule(begin), self._rule(follow)
+            if name in required_names:
+                begins, follows = self._add_rule(begin), self._add_rule(follow)
             else:
-                begins, follows = self._rule(_either((begin, begins))), self._rule(_either((follow, follows)))
+                begins, follows = (
+                    self._add_rule(_join_alternatives((begin, begins))),
+                    self._add_rule(_join_alternatives((follow, follows))),
+                )
         return begins
 
-    def _literal(self, value: Any) -> str:
+    def _format_literal(self, value: Any) -> str:
         style = self._style
         match value:
             case bool() | None:
@@ -186,20 +191,22 @@ class _Writer:
             case str():
                 return style.quote + style.escaped(value) + style.quote
             case list():
-                return f"[{style.separator.join(map(self._literal, value))}]"
+                return f"[{style.separator.join(map(self._format_literal, value))}]"
             case dict():
                 names = sorted(value, key=str.lower) if style.ordered else value
-                members = (style.member.format(style.escaped(name)) + self._literal(value[name]) for name in names)
+                members = (
+                    style.member.format(style.escaped(name)) + self._format_literal(value[name]) for name in names
+                )
                 return f"{{{style.separator.join(members)}}}"
             case _:
                 return json.dumps(value)
 
 
-def _text(value: str) -> str:
-    """A text as grammars write it: escaped as in JSON."""
+def _quote(value: str) -> str:
+    """Return a string literal of the grammar, escaped as in JSON."""
     return json.dumps(value, ensure_ascii=False)
 
 
-def _either(bodies: Iterable[str]) -> str:
+def _join_alternatives(bodies: Iterable[str]) -> str:
     found = list(dict.fromkeys(bodies))
     return found[0] if len(found) == 1 else " | ".join(f"({body})" for body in found)

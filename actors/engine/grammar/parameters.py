@@ -1,4 +1,4 @@
-"""Arguments that a family writes one by one between tags, texts as they are and all else as JSON, for decoding."""
+"""Formats for call arguments that a family writes one by one between tags: strings unquoted, other values as JSON."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Final
 from agent_rft.spec.schemas.inline import inlined
 
 MOST: Final = 200
-"""Arguments of a tool whose values follow their schemas: the time to compile grows with the square of their number."""
+"""Maximum number of arguments with individual schemas: compile time grows with the square of their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """How a family writes an argument: `before` its name, `between` that and its value, and `after` it.
+    """Tags of an argument: `before` its name, `between` name and value, and `after` the value.
 
-    `excluded` are the texts that no value has, since their parser would end the value or its call there.
+    `excluded` are strings that no value may contain, because the parser would end the value or its call there.
     """
 
     before: str
@@ -39,52 +39,55 @@ _LINE: Final = {"type": "const_string", "value": "\n"}
 
 
 def parameters_format(schema: Mapping[str, Any], tags: Tags) -> dict[str, Any]:
-    """The format of a call's arguments in the order of their schema; those that are not required may be left out.
+    """Return the format of a call's arguments in schema order; optional arguments may be left out.
 
-    A value whose schema has no end may be anything.
+    A value whose schema refers to itself without end may be anything.
     """
     found = inlined(schema, schema)[0] or schema
     properties = found.get("properties")
     if not isinstance(properties, dict) or not 0 < len(properties) <= MOST:
         if not properties and found.get("additionalProperties", True) is False:
             return {"type": "const_string", "value": ""}
-        elements = [_NAME, {"type": "const_string", "value": tags.between}, _text(tags)]
-        return {"type": "star", "content": _argument(tags.before, {"type": "sequence", "elements": elements}, tags)}
+        elements = [_NAME, {"type": "const_string", "value": tags.between}, _any_text(tags)]
+        return {
+            "type": "star",
+            "content": _argument_format(tags.before, {"type": "sequence", "elements": elements}, tags),
+        }
     arguments = []
     for name, part in properties.items():
-        value = _value(inlined(part, schema)[0] or {}, tags)
-        argument = _argument(f"{tags.before}{name}{tags.between}", value, tags)
+        value = _value_format(inlined(part, schema)[0] or {}, tags)
+        argument = _argument_format(f"{tags.before}{name}{tags.between}", value, tags)
         needed = name in (found.get("required") or ())
         arguments.append(argument if needed else {"type": "optional", "content": argument})
     return {"type": "sequence", "elements": arguments}
 
 
-def _argument(begin: str, content: dict[str, Any], tags: Tags) -> dict[str, Any]:
+def _argument_format(begin: str, content: dict[str, Any], tags: Tags) -> dict[str, Any]:
     tag = {"type": "tag", "begin": begin, "content": content, "end": tags.after}
     return {"type": "sequence", "elements": [tag, _LINE]}
 
 
-def _text(tags: Tags) -> dict[str, Any]:
-    # The text that ends the value is excluded by the tag around it.
+def _any_text(tags: Tags) -> dict[str, Any]:
+    # The surrounding tag already excludes the text that ends the value.
     return {"type": "any_text", "excludes": [text for text in tags.excluded if text != tags.after]}
 
 
-def _value(schema: Any, tags: Tags) -> dict[str, Any]:
-    """The format of a value: its choices, a text as it is, or JSON."""
-    schema = _plain(schema)
-    if _may_be_text(schema):
-        return _text(tags)
+def _value_format(schema: Any, tags: Tags) -> dict[str, Any]:
+    """Return the format of a value: one of its choices, an unquoted string, or JSON."""
+    schema = _merge_all_of(schema)
+    if _may_be_string(schema):
+        return _any_text(tags)
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(choices, list) and choices:
-        return _either([{"type": "const_string", "value": _written(choice)} for choice in choices])
+        return _one_of([{"type": "const_string", "value": _format_choice(choice)} for choice in choices])
     several = schema.get("anyOf", schema.get("oneOf"))
     if isinstance(several, list) and several:
-        return _either([_value(part, tags) for part in several])
+        return _one_of([_value_format(part, tags) for part in several])
     return {"type": "json_schema", "json_schema": schema, "excludes": list(tags.excluded)}
 
 
-def _plain(schema: Any) -> dict[str, Any]:
-    """The schema with what a single `allOf` says; {} for one that allows anything."""
+def _merge_all_of(schema: Any) -> dict[str, Any]:
+    """Return the schema with its single `allOf` merged in; {} for a schema that allows anything."""
     plain = schema if isinstance(schema, dict) else {}
     match plain.get("allOf"):
         case [dict(only)]:
@@ -92,20 +95,20 @@ def _plain(schema: Any) -> dict[str, Any]:
     return plain
 
 
-def _may_be_text(schema: Any) -> bool:
-    """Whether any text is a value, as far as its type is known."""
-    schema = _plain(schema)
+def _may_be_string(schema: Any) -> bool:
+    """Whether the schema's type allows any string."""
+    schema = _merge_all_of(schema)
     if "const" in schema or schema.get("enum"):
         return False
     for key in ("anyOf", "oneOf"):
         if isinstance(several := schema.get(key), list):
-            return any(map(_may_be_text, several))
+            return any(map(_may_be_string, several))
     kinds = schema.get("type", "object" if "properties" in schema else "string")
     return "string" in ([kinds] if isinstance(kinds, str) else kinds)
 
 
-def _written(choice: Any) -> str:
-    """A text as it is, but in quotes if its parser would read it as something else."""
+def _format_choice(choice: Any) -> str:
+    """Return a string as it is, or as JSON if its parser would read it as another type."""
     if isinstance(choice, str):
         try:
             json.loads(choice)
@@ -114,5 +117,5 @@ def _written(choice: Any) -> str:
     return json.dumps(choice, ensure_ascii=False)
 
 
-def _either(formats: list[dict[str, Any]]) -> dict[str, Any]:
+def _one_of(formats: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "or", "elements": formats}

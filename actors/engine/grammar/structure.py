@@ -1,4 +1,4 @@
-"""The form of a turn as constrained decoding, the same in rollouts and in serving."""
+"""Structural tags that constrain the decoding of a turn, the same in rollouts and in serving."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from agent_rft.chat.family import CallForm, Family, MessageForm
 from agent_rft.chat.renderer import Renderer
 
 LINES: dict[str, Any] = {"type": "regex", "pattern": "\\n{0,2}"}
-"""What templates put around thoughts and after calls."""
+"""Line breaks that templates put around reasoning and after calls."""
 
 
 class NoGrammar(ValueError):
-    """The form of what a model should write is not known as a grammar."""
+    """The format that the model should write has no grammar."""
 
 
 def thought_structure(renderer: Renderer, max_tokens: int | None) -> dict[str, Any] | None:
-    """The format of a turn's thought, of at most `max_tokens`; None if the model has none, or not in this template.
+    """Return the format of a turn's reasoning, of at most `max_tokens`; None if turns have no reasoning.
 
-    Its marks are tokens, never text that looks like them, as wherever thoughts are separated from answers; those of
-    messages are text, since their parsers read text.
+    Reasoning delimiters are matched as tokens, never as text that looks like them, as everywhere else. The delimiters
+    of messages are matched as text, because the parsers of such families read text.
     """
     if (form := renderer.family.messages) is not None:
-        return _thought_message(form, max_tokens)
+        return _reasoning_message(form, max_tokens)
     if renderer.thought == "none":
         return None
     start, end = ({"type": "token", "token": token} for token in renderer.thought_marks)
@@ -39,20 +39,20 @@ def thought_structure(renderer: Renderer, max_tokens: int | None) -> dict[str, A
     return {"type": "sequence", "elements": [LINES, {"type": "optional", "content": tag}, LINES]}
 
 
-def _thought_message(form: MessageForm, max_tokens: int | None) -> dict[str, Any]:
+def _reasoning_message(form: MessageForm, max_tokens: int | None) -> dict[str, Any]:
     begin, end = form.thought
-    said: dict[str, Any] = {"type": "any_text", "excludes": list(form.excluded)}
+    content: dict[str, Any] = {"type": "any_text", "excludes": list(form.excluded)}
     if max_tokens is not None:
-        said["max_tokens"] = max_tokens
-    return {"type": "optional", "content": {"type": "tag", "begin": begin, "content": said, "end": end}}
+        content["max_tokens"] = max_tokens
+    return {"type": "optional", "content": {"type": "tag", "begin": begin, "content": content, "end": end}}
 
 
 def grammar_mistake(family: Family, *, calls: bool) -> str | None:
-    """Why turns of a family, with or without calls, cannot be constrained; None if they can."""
+    """Return why turns of a family, with or without calls, cannot be constrained; None if they can."""
     if family.reasoning_parser is not None and family.messages is None:
-        return f"there is no grammar for the turns of the model family {family.name}"
+        return f"turns of the model family {family.name} cannot be constrained to a schema"
     if calls and not family.calls:
-        return f"there is no grammar for the calls of the model family {family.name}"
+        return f"tool calls of the model family {family.name} cannot be constrained to a schema"
     return None
 
 
@@ -62,15 +62,15 @@ def structure_of(
     response_schema: dict[str, Any] | None,
     max_thinking_tokens: int | None,
 ) -> str | None:
-    """The structural tag of a turn in the model's dialect; None without a response schema.
+    """Return the structural tag of a turn in the model's dialect; None without a response schema.
 
     Raises:
-        NoGrammar: The family's form is not known.
+        NoGrammar: The family's turns or calls cannot be constrained.
     """
     if response_schema is None:
         return None
-    if (mistake := grammar_mistake(renderer.family, calls=bool(tools))) is not None:
-        raise NoGrammar(mistake)
+    if (problem := grammar_mistake(renderer.family, calls=bool(tools))) is not None:
+        raise NoGrammar(problem)
     family, thought = renderer.family, thought_structure(renderer, max_thinking_tokens)
     before = "" if family.messages is None else family.messages.answer
     return turn_structure(tools, response_schema, renderer.form.calls, thought, before)
@@ -83,54 +83,56 @@ def turn_structure(
     thought: dict[str, Any] | None = None,
     before_answer: str = "",
 ) -> str:
-    """Return the structural tag of a turn.
+    """Return the structural tag of a turn: optional reasoning, then tool calls or an answer.
 
-    It is a thought, if there is a format for it, and then tool calls in the family's form or an answer of the response
-    schema, after the text `before_answer`.
+    Calls have the family's format. The answer matches the response schema and follows the text `before_answer`.
 
     Raises:
-        NoGrammar: There are tools, but no form of calls.
+        NoGrammar: There are tools, but the format of calls is unknown.
     """
-    said: dict[str, Any] = {"type": "json_schema", "json_schema": response_schema}
+    content: dict[str, Any] = {"type": "json_schema", "json_schema": response_schema}
     if before_answer:
-        said = {"type": "sequence", "elements": [_text(before_answer), said]}
+        content = {"type": "sequence", "elements": [_const_string(before_answer), content]}
     if tools:
         if form is None:
-            raise NoGrammar("there is no form of calls")
-        said = {"type": "or", "elements": [_calls(tools, form), said]}
-    return _tag(thought, said)
+            raise NoGrammar("the format of the model's tool calls is unknown")
+        content = {"type": "or", "elements": [_calls_format(tools, form), content]}
+    return _structural_tag(thought, content)
 
 
 def required_calls(
     renderer: Renderer, tools: Sequence[dict[str, Any]], max_thinking_tokens: int | None, *, alone: bool
 ) -> str | None:
-    """The structural tag of a turn that calls some of these tools, or one only; None if there is no form of calls."""
+    """Return the structural tag of a turn that must call tools; None if the format of calls is unknown.
+
+    `alone` allows a single call only.
+    """
     form = renderer.form.calls
     if form is None:
         return None
-    return _tag(thought_structure(renderer, max_thinking_tokens), _calls(tools, form, alone=alone))
+    return _structural_tag(thought_structure(renderer, max_thinking_tokens), _calls_format(tools, form, alone=alone))
 
 
-def _tag(thought: dict[str, Any] | None, said: dict[str, Any]) -> str:
-    whole = said if thought is None else {"type": "sequence", "elements": [thought, said]}
-    return json.dumps({"type": "structural_tag", "format": whole})
+def _structural_tag(thought: dict[str, Any] | None, content: dict[str, Any]) -> str:
+    turn = content if thought is None else {"type": "sequence", "elements": [thought, content]}
+    return json.dumps({"type": "structural_tag", "format": turn})
 
 
 def no_calls(family: Family) -> str | None:
-    """The structural tag of a turn without calls: else a forbidden call would be returned as text."""
+    """Return the structural tag of a turn without calls; otherwise a forbidden call would be returned as text."""
     if family.call_mark is None:
         return None
     return json.dumps({"type": "structural_tag", "format": {"type": "any_text", "excludes": [family.call_mark]}})
 
 
-def _calls(tools: Sequence[dict[str, Any]], form: CallForm, *, alone: bool = False) -> dict[str, Any]:
+def _calls_format(tools: Sequence[dict[str, Any]], form: CallForm, *, alone: bool = False) -> dict[str, Any]:
     tags = [_call_tag(tool, form, begin) for tool in tools for begin in (form.begin, *form.also)]
     calls = {"type": "tags_with_separator", "tags": tags, "separator": form.separator or "", "at_least_one": True}
     calls["stop_after_first"] = alone or form.separator is None
-    return {"type": "sequence", "elements": [_text(form.before), calls, _text(form.after), LINES]}
+    return {"type": "sequence", "elements": [_const_string(form.before), calls, _const_string(form.after), LINES]}
 
 
-def _text(value: str) -> dict[str, Any]:
+def _const_string(value: str) -> dict[str, Any]:
     return {"type": "const_string", "value": value}
 
 

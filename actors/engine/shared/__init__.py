@@ -1,4 +1,4 @@
-"""An engine that several jobs share: the actor, a job's client of it, and who still uses it.
+"""An engine that several jobs share: its actor, a job's client, and the leases of the jobs.
 
-Nothing that an engine of one job needs.
+Contains nothing that a dedicated engine needs.
 """

@@ -1,7 +1,7 @@
-"""An engine that several jobs share, each with its own adapters: an actor of the cluster, not of a job.
+"""The actor of an engine that several jobs share, each with separate adapters; it belongs to the cluster, not to a job.
 
-The first job that needs it makes it, and later ones find it by its name, which stands for all that must be equal. It
-ends by itself when no job has held a lease for a minute. A job's name is known to its own processes only.
+The first job that needs the engine creates it. Later jobs find it by its name, which encodes everything that must be
+equal. The engine ends when no job has held a lease for a minute. Only a job's own processes have its secret name.
 """
 
 from __future__ import annotations
@@ -30,49 +30,49 @@ from agent_rft.trainer.learner.layout import Layout, Loaded
 
 TICK_S = 5.0
 LEASE_TICKS = 12
-"""Ticks for which a job may be silent: a minute."""
+"""Ticks after which the lease of a silent job ends: a minute."""
 IDLE_TICKS = 12
-"""Ticks for which an engine stays without a job: a minute."""
+"""Ticks for which an engine without a job stays: a minute."""
 START_TICKS = 72
-"""Ticks for which an engine stays for a job that waits for the rest of its resources: six minutes."""
+"""Ticks for which an engine stays for a job that waits for its other resources: six minutes."""
 
 
 class Leases:
     """The leases of at most `most` jobs at a time."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._left: dict[str, int] = {}
-        self._idle_left = IDLE_TICKS
+        self._max_jobs = most
+        self._ticks_left: dict[str, int] = {}
+        self._idle_ticks_left = IDLE_TICKS
 
     def take(self, job: str) -> bool:
-        """Whether there was one left for this job."""
-        if len(self._left) >= self._most:
+        """Grant a lease to this job; return False if all leases are taken."""
+        if len(self._ticks_left) >= self._max_jobs:
             return False
-        self._left[job] = LEASE_TICKS
-        self._idle_left = IDLE_TICKS
+        self._ticks_left[job] = LEASE_TICKS
+        self._idle_ticks_left = IDLE_TICKS
         return True
 
     def renew(self, job: str) -> None:
-        """Let a lease begin again, unless it has ended."""
-        if job in self._left:
-            self._left[job] = LEASE_TICKS
+        """Restart a lease's time, unless the lease has ended."""
+        if job in self._ticks_left:
+            self._ticks_left[job] = LEASE_TICKS
 
     def end(self, job: str) -> bool:
-        """Give a lease up; whether there was one."""
+        """End a lease; return whether the job had one."""
         self.keep(IDLE_TICKS)
-        return self._left.pop(job, None) is not None
+        return self._ticks_left.pop(job, None) is not None
 
     def keep(self, ticks: int) -> None:
-        """Stay at least as long without a job, until the next one comes."""
-        self._idle_left = max(self._idle_left, ticks)
+        """Keep the engine for at least `ticks` without a job."""
+        self._idle_ticks_left = max(self._idle_ticks_left, ticks)
 
     def tick(self) -> list[str]:
-        """The jobs whose leases have run out now."""
-        if not self._left:
-            self._idle_left -= 1
-        self._left = {job: left - 1 for job, left in self._left.items()}
-        late = [job for job, left in self._left.items() if left <= 0]
+        """Count one tick, and return the jobs whose leases have expired."""
+        if not self._ticks_left:
+            self._idle_ticks_left -= 1
+        self._ticks_left = {job: left - 1 for job, left in self._ticks_left.items()}
+        late = [job for job, left in self._ticks_left.items() if left <= 0]
         for job in late:
             self.end(job)
         return late
@@ -80,7 +80,7 @@ class Leases:
     @property
     def are_over(self) -> bool:
         """Whether the engine may end."""
-        return not self._left and self._idle_left <= 0
+        return not self._ticks_left and self._idle_ticks_left <= 0
 
 
 T = TypeVar("T")
@@ -88,12 +88,12 @@ T = TypeVar("T")
 NAMESPACE = "agent-rft"
 TRIES = 4
 HUNG_S = 180.0
-"""An engine whose core does not answer for this long ends, so that its jobs start another."""
+"""An engine whose core does not answer for this many seconds ends, so that its jobs start another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedConfig:
-    """A shared engine by its name, and what a job brings to it: the shape of its adapters, and perhaps a first one."""
+    """Name and configuration of a shared engine, and the shape and first version of a job's adapters."""
 
     name: str
     engine: EngineConfig
@@ -104,10 +104,10 @@ class SharedConfig:
 
     @classmethod
     def of(cls, own: EngineConfig, lora: AdapterConfig, cores: int, index: int) -> SharedConfig:
-        """The shared engine number `index` for a job that alone would have the engine `own`.
+        """Return the shared engine with number `index` for a job whose dedicated engine would be `own`.
 
         Raises:
-            UserError: The job's model is an adapter of a kind that is not supported.
+            UserError: The job's model is an adapter of an unsupported kind.
         """
         adapter = AdapterFolder.read(Path(own.model))
         base = Path(own.model) if adapter is None else adapter.base
@@ -119,7 +119,7 @@ class SharedConfig:
         return cls(name, engine, cores, lora, None if adapter is None else adapter.path)
 
     def actor(self) -> Any:
-        """The engine's actor, which is made if there is none; it may still wait for its resources."""
+        """Return the engine's actor, and create it if necessary; it may still wait for its resources."""
         options = {
             "name": self.name,
             "namespace": NAMESPACE,
@@ -133,17 +133,17 @@ class SharedConfig:
         return ray.remote(SharedEngine).options(**options).remote(self.engine, self.tick_s)
 
     async def reserved(self) -> Any:
-        """The actor, once it has its resources."""
-        return await unless_it_ends(self._reserved, self.tick_s)
+        """Return the actor once it has its resources."""
+        return await unless_it_ends(self._reserve_once, self.tick_s)
 
-    async def _reserved(self) -> Any:
+    async def _reserve_once(self) -> Any:
         actor = self.actor()
         await ask(actor.reserve.remote(), self.name, EngineFailed)
         return actor
 
 
 async def unless_it_ends(work: Callable[[], Awaitable[T]], pause_s: float) -> T:
-    """Do `work` again if the engine has ended meanwhile: one that ends is found by its name for a moment."""
+    """Run `work`, and repeat it if the engine ended: an engine that ends can still be found by name for a moment."""
     for _ in range(TRIES):
         try:
             return await work()
@@ -155,7 +155,7 @@ async def unless_it_ends(work: Callable[[], Awaitable[T]], pause_s: float) -> T:
 
 
 class SharedEngine(Reachable):
-    """The actor. Methods return expected errors as values, and are for one job each."""
+    """The actor of a shared engine. Methods act for one job each and return expected errors as values."""
 
     def __init__(
         self,
@@ -164,30 +164,30 @@ class SharedEngine(Reachable):
         engine: Engine | None = None,
         end: Callable[[int], object] = end_process,
     ) -> None:
-        """`engine` and `end` replace those of the process."""
+        """Create the engine; `engine` and `end` are replacements for tests."""
         self._engine = engine or Engine(config)
-        self._end = end
+        self._end_process = end
         self._leases = Leases(config.adapter_slots - 1)
         self._tick_s = tick_s
         self._starting: asyncio.Future[None] | None = None
         self._serve_methods({"generate": self._generate, "renew": self._renew})
-        self._living = asyncio.get_running_loop().create_task(self._live())
+        self._tick_task = asyncio.get_running_loop().create_task(self._tick_until_idle())
 
     async def reserve(self) -> None:
-        """Answer once there are resources, and stay until the caller has the others that it needs."""
+        """Return once the engine has resources, and stay alive until the caller has its other resources."""
         self._leases.keep(START_TICKS)
 
     async def start(self) -> RftError | None:
-        """Load the model; a later job waits for the first one's call."""
+        """Load the model; later jobs wait for the first job's call."""
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._engine.start())
         error = await outcome_of(asyncio.shield(self._starting))
-        if error is None and not await self._is_well():
-            self._end_now()  # the caller makes another
+        if error is None and not await self._is_healthy():
+            self._shut_down()  # the caller starts another engine
         return error
 
     async def take(self, job: str, lora: AdapterConfig, adapter: Path | None) -> bool | RftError:
-        """Begin a job's line, unless the engine serves as many jobs as it has slots for."""
+        """Add a tenant for a job; return False if the engine already serves as many jobs as it has slots for."""
         if not self._leases.take(job):
             return False
         error = await outcome_of(self._engine.open(job, lora, adapter))
@@ -196,25 +196,25 @@ class SharedEngine(Reachable):
         return error or True
 
     async def end(self, job: str) -> None:
-        """End a job's line."""
+        """Remove a job's tenant."""
         if self._leases.end(job):
             self._engine.close(job)
 
     async def stage(self, job: str, data: NDArray[np.uint8], layout: Layout) -> RftError | None:
-        return await self._outcome(asyncio.to_thread(self._engine.stage, data, layout, job))
+        return await self._job_outcome(asyncio.to_thread(self._engine.stage, data, layout, job))
 
     async def swap(self, job: str, version: int) -> Loaded | RftError:
-        return await self._outcome(self._engine.swap(version, job))
+        return await self._job_outcome(self._engine.swap(version, job))
 
     async def prompt_logprobs(self, job: str, token_ids: Sequence[int]) -> NDArray[np.float32] | RftError:
-        return await self._outcome(self._engine.prompt_logprobs(token_ids, job))
+        return await self._job_outcome(self._engine.prompt_logprobs(token_ids, job))
 
     async def pulse(self) -> RftError | None:
-        """Answer while the engine's own processes answer."""
-        return await self._outcome(self._engine.check_health())
+        """Return once the engine's processes have answered."""
+        return await self._job_outcome(self._engine.check_health())
 
     async def _generate(self, job: str, prompt: list[int], options: Mapping[str, Any]) -> list[Any]:
-        done = await self._outcome(self._engine.generate(prompt, job=job, **options))
+        done = await self._job_outcome(self._engine.generate(prompt, job=job, **options))
         if isinstance(done, RftError):
             raise done
         arrays = done.logprobs.tolist(), done.versions.tolist()
@@ -224,30 +224,30 @@ class SharedEngine(Reachable):
         self._leases.renew(job)
         return self._engine.live(job)
 
-    async def _live(self) -> None:
-        """End the lines of jobs that are gone; and end when there are none, or when vLLM has died."""
+    async def _tick_until_idle(self) -> None:
+        """Remove tenants whose leases expired; end the engine when no tenant is left or vLLM has died."""
         while not self._leases.are_over:
             await asyncio.sleep(self._tick_s)
             if self._starting is not None and not self._starting.done():
                 continue
-            if self._starting is not None and (self._starting.exception() or not await self._is_well()):
+            if self._starting is not None and (self._starting.exception() or not await self._is_healthy()):
                 break
             for job in self._leases.tick():
                 self._engine.close(job)
-        self._end_now()
+        self._shut_down()
 
-    def _end_now(self) -> None:
+    def _shut_down(self) -> None:
         self._engine.shutdown()
-        self._end(0)
+        self._end_process(0)
 
-    async def _outcome(self, work: Awaitable[T]) -> T | RftError:
-        """The result of a job's call, or its error; why vLLM died stays here, since another job may be named in it."""
+    async def _job_outcome(self, work: Awaitable[T]) -> T | RftError:
+        """Return a job's result or error, without the cause of vLLM's death, which may name another job."""
         outcome = await outcome_of(work)
         if isinstance(outcome, EngineFailed) and self._engine.client.errored:
             return EngineFailed(outcome.public)
         return outcome
 
-    async def _is_well(self) -> bool:
+    async def _is_healthy(self) -> bool:
         try:
             async with asyncio.timeout(HUNG_S):
                 await self._engine.check_health()

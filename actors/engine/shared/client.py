@@ -1,4 +1,4 @@
-"""A job's part of a shared engine, with the methods of an engine of its own."""
+"""A job's client of a shared engine, with the methods of `Engine`."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ from agent_rft.trainer.learner.layout import Layout, Loaded
 
 WAIT_S = 300.0
 FULL = (
-    "the shared engine {name} has served as many jobs as it can for {wait_s:g} s; "
-    "wait until one ends, or leave out cluster.share_engines"
+    "the shared engine {name} has been full for {wait_s:g} s. "
+    "Wait until one of its jobs ends, or remove cluster.share_engines."
 )
 
 
 class EngineClient:
-    """In place of an Engine: a line in the shared one. A worker that replaces another has a line of its own, too."""
+    """A tenant of the shared engine, used in place of an Engine. A worker's replacement is a new tenant."""
 
     def __init__(self, config: SharedConfig, wait_s: float = WAIT_S) -> None:
         self._config = config
         self._wait_s = wait_s
         self._job = secrets.token_hex(16)
         self._actor: Any = None
-        self._renewing: asyncio.Task[None] | None = None
-        self._live: dict[str, float] = {}
+        self._renew_task: asyncio.Task[None] | None = None
+        self._live_metrics: dict[str, float] = {}
         self.version = 0
         self.sampled_tokens = 0
 
     async def start(self) -> None:
-        """Find or start the shared engine, and begin a line in it.
+        """Find or start the shared engine, and become its tenant.
 
         Raises:
-            EngineFailed: It cannot start, or serves as many jobs as it can.
+            EngineFailed: The engine cannot start, or is full.
         """
-        await unless_it_ends(self._join, self._config.tick_s)
+        await unless_it_ends(self._join_engine, self._config.tick_s)
 
-    async def _join(self) -> None:
+    async def _join_engine(self) -> None:
         name, self._actor = self._config.name, await self._config.reserved()
         await ask(self._actor.start.remote(), name, EngineFailed, start_timeout_s(Path(self._config.engine.model)))
-        await self._take()
+        await self._acquire_lease()
         self._channel = Channel(self._actor, name, EngineFailed)
         await self._channel.connect()
         await self._renew()
-        self._renewing = asyncio.create_task(self._renew_always())
+        self._renew_task = asyncio.create_task(self._renew_forever())
 
-    async def _take(self) -> None:
+    async def _acquire_lease(self) -> None:
         name, config = self._config.name, self._config
         for _ in range(1 + round(self._wait_s)):
             if await ask(self._actor.take.remote(self._job, config.lora, config.adapter), name, EngineFailed):
@@ -68,19 +68,19 @@ class EngineClient:
         raise EngineFailed(FULL.format(name=name, wait_s=self._wait_s))
 
     async def _renew(self) -> None:
-        self._live = await self._channel.call("renew", self._job)
+        self._live_metrics = await self._channel.call("renew", self._job)
 
-    async def _renew_always(self) -> None:
+    async def _renew_forever(self) -> None:
         while True:
             await asyncio.sleep(self._config.tick_s)
-            with suppress(EngineFailed):  # the next request says so
+            with suppress(EngineFailed):  # the next request raises it
                 await self._renew()
 
     async def init_transport(self, info: dict[str, Any]) -> None:
-        """Do nothing: adapters come through shared memory."""
+        """Do nothing: adapters arrive through shared memory."""
 
     async def generate(self, prompt: Sequence[int], **options: Any) -> Completion:
-        """As Engine.generate."""
+        """Sample one completion; see `Engine.generate`."""
         done = await self._channel.call("generate", self._job, list(prompt), options)
         token_ids, logprobs, versions, stopped, model_s, experts = done
         self.sampled_tokens += len(token_ids)
@@ -88,34 +88,34 @@ class EngineClient:
         return Completion(token_ids, *arrays, stopped, model_s, experts_from_json(experts))
 
     async def prompt_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """As Engine.prompt_logprobs."""
+        """Return log-probabilities of tokens; see `Engine.prompt_logprobs`."""
         call = self._actor.prompt_logprobs.remote(self._job, list(token_ids))
         logprobs: NDArray[np.float32] = await ask(call, self._config.name, EngineFailed)
         return logprobs
 
     def stage(self, data: NDArray[np.uint8], layout: Layout) -> None:
-        """As Engine.stage; not on the event loop."""
+        """Write one bucket to shared memory; see `Engine.stage`. Blocks, so do not call it on the event loop."""
         error = ray.get(self._actor.stage.remote(self._job, data, layout))
         if error is not None:
             raise error
 
     async def swap(self, version: int) -> Loaded:
-        """As Engine.swap."""
+        """Load all staged buckets as `version`; see `Engine.swap`."""
         loaded: Loaded = await ask(self._actor.swap.remote(self._job, version), self._config.name, EngineFailed)
         self.version = version
         return loaded
 
     async def check_health(self) -> None:
-        """As Engine.check_health."""
+        """Return when the engine has answered; see `Engine.check_health`."""
         await ask(self._actor.pulse.remote(), self._config.name, EngineFailed)
 
     def live(self) -> dict[str, float]:
-        """As Engine.live, some seconds ago."""
-        return self._live
+        """Return the state of the tenant as of the last lease renewal; see `Engine.live`."""
+        return self._live_metrics
 
     async def leave(self) -> None:
-        """Give up the line; the shared engine goes on."""
-        if self._renewing is not None:
-            self._renewing.cancel()
+        """End the lease; the shared engine continues."""
+        if self._renew_task is not None:
+            self._renew_task.cancel()
             with suppress(ray.exceptions.RayError):
                 await result_of(self._actor.end.remote(self._job))

@@ -1,4 +1,4 @@
-"""What vLLM's own worker processes load: repairs of its parts for CPUs, and what an engine asks of its workers.
+"""Code that vLLM's worker processes load: fixes for CPUs, and methods that an engine calls on its workers.
 
-Nothing that runs outside of those processes.
+Nothing else runs in or imports from these modules.
 """

@@ -1,7 +1,7 @@
-"""Which experts a mixture of experts chose for each token of a request, on CPUs; on GPUs vLLM reports them itself.
+"""Record of the experts that a mixture of experts chose for each token, on CPUs; on GPUs vLLM reports them.
 
-Each layer's choices of a step are kept by the slot of the cache that the token has, so that those of a prompt's tokens
-which the cache had already are known, too.
+Each layer's choices are stored by the token's cache slot. Choices for prompt tokens that were already in the cache are
+therefore available too.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from torch import Tensor
 from agent_rft.actors.engine.vllm_internals import complete_cache, running_requests, watch_routers
 
 Choices = NDArray[np.integer[Any]]
-"""[N, L, k]: the k experts of N tokens in each of L layers, 0 in layers without."""
+"""[N, L, k]: the k experts of N tokens in each of L layers, 0 in layers without experts."""
 MOST_EXPERTS_OF_A_BYTE = 256
 
 
 class ExpertLog:
-    """Watches a model runner of vLLM. Kept are the logs of the `most` requests that began last, and of those running.
+    """Records the experts of a vLLM model runner, for running requests and the `most` most recently started ones.
 
     Raises:
-        ValueError: The model has no router that vLLM can watch, or no layer with attention to all tokens, whose
-            cache holds the slots of all tokens of a request.
+        ValueError: vLLM cannot watch the model's routers, or no layer attends to all tokens. The cache of such a layer
+            has slots for all tokens of a request.
     """
 
     def __init__(self, runner: Any, num_layers: int, num_experts: int, k: int, most: int) -> None:
         self._runner = runner
-        self._most = most
+        self._max_requests = most
         self._layers: list[list[Tensor]] = [[] for _ in range(num_layers)]
         self._dtype: type[np.integer[Any]] = np.uint8 if num_experts <= MOST_EXPERTS_OF_A_BYTE else np.uint16
         cache = complete_cache(runner)
@@ -41,27 +41,27 @@ class ExpertLog:
         self._by_slot = np.zeros((num_blocks * self._block_tokens, num_layers, k), self._dtype)
         self._requests: dict[str, list[Choices]] = {}
         watch_routers(runner.model, self)
-        runner.execute_model = partial(self._run, runner.execute_model)
+        runner.execute_model = partial(self._execute_and_record, runner.execute_model)
 
     def capture(self, layer: int, experts: Tensor) -> None:
-        """Called by each router, with the ids [n, k] of the next n tokens of the step."""
+        """Record the expert ids [n, k] of the step's next n tokens; called by each router."""
         self._layers[layer].append(experts)
 
     def take(self, request_id: str) -> Choices | None:
-        """The choices for all tokens of a request but the last, which was sampled and not computed; then forgotten."""
-        # vLLM makes ids of its own out of those that it is given.
+        """Return and forget the choices for all tokens of a request but the last, which was only sampled."""
+        # vLLM appends a suffix to the ids that it receives.
         found = [name for name in self._requests if name == request_id or name.startswith(f"{request_id}-")]
         return np.concatenate(self._requests.pop(found[0])) if found else None
 
-    def _run(self, execute: Callable[..., Any], scheduled: Any, *arguments: Any, **named: Any) -> Any:
+    def _execute_and_record(self, execute: Callable[..., Any], scheduled: Any, *arguments: Any, **named: Any) -> Any:
         for layer in self._layers:
             layer.clear()
         result = execute(scheduled, *arguments, **named)
         if scheduled.total_num_scheduled_tokens and any(self._layers):
-            self._note(scheduled)
+            self._record_step(scheduled)
         return result
 
-    def _note(self, scheduled: Any) -> None:
+    def _record_step(self, scheduled: Any) -> None:
         step = np.zeros((scheduled.total_num_scheduled_tokens, *self._by_slot.shape[1:]), self._dtype)
         for number, parts in enumerate(self._layers):
             if parts:
@@ -69,20 +69,24 @@ class ExpertLog:
         ran, begin = [], 0
         for request_id, count, start, blocks in running_requests(self._runner, scheduled, self._cache):
             chosen = step[begin : begin + count].copy()
-            slots = self._slots(blocks, start + count)
+            slots = self._cache_slots(blocks, start + count)
             self._by_slot[slots[start:]] = chosen
             ran.append((request_id, slots[:start], chosen))
             begin += count
-        for request_id, before, chosen in ran:  # a request may find what another computes in this step
-            known = self._requests.pop(request_id, [])  # to put it last again
-            if sum(map(len, known)) != len(before):  # it is new, or begins again after others needed its cache
+        for (
+            request_id,
+            before,
+            chosen,
+        ) in ran:  # after all writes: a request may reuse tokens that another request computes in this step
+            known = self._requests.pop(request_id, [])  # moves the request to the end
+            if sum(map(len, known)) != len(before):  # new, or restarted after its cache was evicted
                 known = [self._by_slot[before]]
             self._requests[request_id] = [*known, chosen]
-        for old in list(self._requests)[: max(0, len(self._requests) - self._most)]:
+        for old in list(self._requests)[: max(0, len(self._requests) - self._max_requests)]:
             del self._requests[old]
 
-    def _slots(self, blocks: NDArray[np.int32], num_tokens: int) -> NDArray[np.int64]:
-        """The slots of a request's first tokens."""
+    def _cache_slots(self, blocks: NDArray[np.int32], num_tokens: int) -> NDArray[np.int64]:
+        """Return the cache slots of a request's first tokens."""
         at = np.arange(num_tokens)
         slots: NDArray[np.int64] = blocks[at // self._block_tokens] * self._block_tokens + at % self._block_tokens
         return slots

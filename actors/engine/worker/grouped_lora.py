@@ -1,7 +1,7 @@
-"""LoRA on CPUs: the rows of a batch that use the same adapter are multiplied together.
+"""LoRA on CPUs: multiplies all rows of a batch that use the same adapter together.
 
-vLLM's operations for CPUs copy the adapter's matrices for each token, gigabytes for a long prompt, and give rows
-without an adapter those of the last slot.
+vLLM's operations for CPUs copy the adapter's matrices for each token, which takes gigabytes for a long prompt. They
+also apply the last slot's adapter to rows without an adapter.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor
 from agent_rft.actors.engine.vllm_internals import cpu_lora_operations
 
 Groups = list[tuple[int, Tensor | slice]]
-"""A slot, and the rows that use it."""
+"""Pairs of a slot and the rows that use it."""
 
 
 def groups_of(slots: Tensor) -> Groups:
-    """The rows of each slot; those with -1 have no adapter. A slice, where all rows use the same one."""
+    """Return the rows of each slot, as a slice if all rows use one slot; rows with slot -1 have no adapter."""
     found = sorted(set(slots.tolist()))
     if len(found) == 1:
         return [(slot, slice(len(slots))) for slot in found if slot >= 0]
@@ -25,14 +25,14 @@ def groups_of(slots: Tensor) -> Groups:
 
 
 class GroupedLora(cpu_lora_operations()):  # type: ignore[misc] # vLLM has no types
-    """In place of vLLM's wrapper; `scale` is always 1, because an adapter's scale is part of its B."""
+    """Replaces vLLM's wrapper; `scale` is always 1, because an adapter's scale is part of its B."""
 
-    _tokens: Groups
-    _samples: Groups
+    _token_groups: Groups
+    _sample_groups: Groups
 
     def update_metadata(self, *arguments: Any, **named: Any) -> None:
         super().update_metadata(*arguments, **named)
-        self._tokens, self._samples = groups_of(self.token_lora_indices), groups_of(self.sampler_indices)
+        self._token_groups, self._sample_groups = groups_of(self.token_lora_indices), groups_of(self.sampler_indices)
 
     def add_lora_linear(
         self,
@@ -44,29 +44,29 @@ class GroupedLora(cpu_lora_operations()):  # type: ignore[misc] # vLLM has no ty
         output_slices: tuple[int, ...],
         **_: Any,
     ) -> None:
-        """Adds x A B to each slice of y's columns, in place: [T, in] -> [T, out]."""
+        """Add x A B to each slice of y's columns, in place: [T, in] -> [T, out]."""
         x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
-        for slot, rows in self._tokens:
+        for slot, rows in self._token_groups:
             inputs, column = x[rows], 0
             for a, b, size in zip(lora_a_stacked, lora_b_stacked, output_slices, strict=True):
-                _add(y[:, column : column + size], rows, inputs @ a[slot, 0].T, b[slot, 0])
+                _add_product(y[:, column : column + size], rows, inputs @ a[slot, 0].T, b[slot, 0])
                 column += size
 
     def add_lora_logits(
         self, y: Tensor, x: Tensor, lora_a_stacked: Tensor, lora_b_stacked: Tensor, scale: float, **_: Any
     ) -> None:
-        for slot, rows in self._samples:
-            _add(y, rows, x[rows] @ lora_a_stacked[slot, 0].T, lora_b_stacked[slot, 0])
+        for slot, rows in self._sample_groups:
+            _add_product(y, rows, x[rows] @ lora_a_stacked[slot, 0].T, lora_b_stacked[slot, 0])
 
     def add_lora_embedding(
         self, y: Tensor, x: Tensor, lora_b_stacked: Tensor, add_inputs: bool = True, **_: Any
     ) -> None:
-        for slot, rows in self._tokens:
-            _add(y, rows, x[rows], lora_b_stacked[slot, 0])
+        for slot, rows in self._token_groups:
+            _add_product(y, rows, x[rows], lora_b_stacked[slot, 0])
 
 
-def _add(y: Tensor, rows: Tensor | slice, inputs: Tensor, b: Tensor) -> None:
-    """Adds inputs B to rows of y; y may have columns of padding."""
+def _add_product(y: Tensor, rows: Tensor | slice, inputs: Tensor, b: Tensor) -> None:
+    """Add inputs B to rows of y; y may have columns of padding."""
     if isinstance(rows, slice):
         y[rows, : len(b)].addmm_(inputs.to(y.dtype), b.T.to(y.dtype))
     else:

@@ -1,10 +1,10 @@
-"""The receiving end in vLLM's worker: a bucket comes from shared memory or a broadcast, and is loaded the same way.
+"""Weight transport in vLLM's worker: receives buckets from shared memory or by broadcast, and loads them.
 
-A vLLM worker is not a Ray worker and cannot read Ray's object store. So the engine's actor writes each bucket to a file
-in shared memory, and this class, in the worker, maps it. It runs on CPUs and GPUs, within and across nodes. vLLM allows
-one transfer class per engine, so this class does both: an engine that joins late must load without a group.
+A vLLM worker is not a Ray worker and cannot read Ray's object store. The engine's actor therefore writes each bucket to
+a file in shared memory, which the worker maps. This works on CPUs and GPUs, within and across nodes. vLLM allows one
+transfer class per engine, and an engine that joins late must load without a group, so this class does both.
 
-Each bucket has a checksum. Weights that a model copies straight into its parameters are found by `direct_copies`.
+Each bucket has a checksum. `DirectCopies` detects weights that a model copies straight into its parameters.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ _DATA: Callable[..., Any] = Tensor.data.__get__  # type: ignore[attr-defined]
 
 
 class DirectCopies(TorchFunctionMode):
-    """While it is entered, copies into parameters and buffers without memory go to a loader that keeps them."""
+    """Redirects copies into parameters and buffers without memory to a loader that stores the values."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._places: dict[int, tuple[Any, nn.Module, str]] = {
-            id(held): (held, module, name)  # the tensor too, or another one may get its id
+            id(held): (held, module, name)  # keep the tensor too, or another tensor may get its id
             for module in model.modules()
             for name, held in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
         }
         self._handed = ""
         self._is_loading = False
         self.copied: set[str] = set()
-        """Names of the tensors that were copied so, or of which a part was."""
+        """Names of the tensors that were copied directly, at least in part."""
 
     def watched(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The tensors, of which a model copies one before it asks for the next."""
+        """Yield the tensors and record the current name; a model copies each tensor before it requests the next."""
         for self._handed, tensor in tensors:
             yield self._handed, tensor
 
     @contextmanager
     def left_alone(self) -> Iterator[None]:
-        """Copies that a loader makes inside are its own: into a parameter without memory, they only count elements."""
+        """Context manager for a loader's copies, which are not redirected: without memory they only count elements."""
         before, self._is_loading = self._is_loading, True
         try:
             yield
@@ -67,7 +67,7 @@ class DirectCopies(TorchFunctionMode):
     ) -> Any:
         place = self._places.get(id(args[0])) if args and not self._is_loading else None
         if place is not None and func == _DATA:
-            return args[0]  # so that `parameter.data.copy_` is `parameter.copy_`
+            return args[0]  # so that `parameter.data.copy_` is handled like `parameter.copy_`
         if place is not None and func is Tensor.copy_:
             held, module, name = place
             self.copied.add(self._handed)
@@ -79,7 +79,7 @@ class DirectCopies(TorchFunctionMode):
 
 @dataclass
 class ShmInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """Empty for shared memory; for broadcasts, the group's address and size, and the rank of the first worker here."""
+    """Empty for shared memory; for broadcasts, the group's address and size, and this engine's first rank."""
 
     address: str = ""
     rank: int = 0
@@ -90,7 +90,7 @@ class ShmInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 class ShmUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """One bucket: its tensors back to back, each as [name, dtype, shape], in the file `path`, or broadcast if empty.
 
-    `checksum` is that of a file's bytes, taken before generation paused.
+    `checksum` is the checksum of the file's bytes, computed before generation paused.
     """
 
     path: str = ""
@@ -106,10 +106,10 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
 
     _broadcast: Broadcast | None = None
     _checksum = 0
-    _missed: frozenset[str] = frozenset()
+    _missed_names: frozenset[str] = frozenset()
     _copies: DirectCopies
     _handed: dict[int, str]
-    """Names of the tensors of the bucket that is being loaded, by address, without those that a parameter took."""
+    """Names of the current bucket's tensors that no parameter has loaded yet, by memory address."""
 
     def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
         """Join a broadcast group, if `init_info` has one; a second call replaces the group."""
@@ -120,16 +120,16 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
 
     def start_weight_update(self) -> None:
         begin_reload(self.model)
-        self._checksum, self._missed, self._handed = 0, frozenset(), {}
+        self._checksum, self._missed_names, self._handed = 0, frozenset(), {}
         for module in self.model.modules():
             held: Any
             for held in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
                 loader = getattr(held, "weight_loader", None)
-                if loader and not hasattr(loader, "notes"):  # vLLM brings the same tensors back in each update
-                    held.weight_loader = self._noting(loader)
+                if loader and not hasattr(loader, "notes"):  # vLLM uses the same parameters again in each update
+                    held.weight_loader = self._record_loads(loader)
 
-    def _noting(self, loader: Callable[..., Any]) -> Callable[..., Any]:
-        """A parameter's loader that notes which tensors it took. vLLM unwraps it by its name and `__wrapped__`."""
+    def _record_loads(self, loader: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a parameter's loader to record the tensors it loaded. vLLM unwraps it by its name and `__wrapped__`."""
 
         @wraps(loader)
         def noting(*arguments: Any, **named: Any) -> Any:
@@ -143,8 +143,8 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
         return noting
 
     def loaded_weights(self) -> tuple[int, list[str]]:
-        """The sum of the checksums of the last update's buckets, and the tensors in them that no parameter took."""
-        return self._checksum, sorted(self._missed)
+        """Return the sum of the last update's checksums, and the names of tensors that no parameter loaded."""
+        return self._checksum, sorted(self._missed_names)
 
     def receive_weights(self, update_info: ShmUpdateInfo) -> None:
         if update_info.path:
@@ -162,7 +162,7 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
         with self._copies:
             self.model.load_weights(self._copies.watched(tensors))
         self._checksum = (self._checksum + number) & MASK
-        self._missed |= set(self._handed.values()) - self._copies.copied
+        self._missed_names |= set(self._handed.values()) - self._copies.copied
 
     def finish_weight_update(self) -> None:
         finish_reload(self.model, self.model_config)

@@ -1,4 +1,4 @@
-"""The methods that `AsyncLLM.collective_rpc` can call on vLLM's worker, and rotary positions on CPUs."""
+"""Methods that `AsyncLLM.collective_rpc` calls on vLLM's workers, and a fix of rotary positions on CPUs."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _KERNEL = rotary_kernel()
 def forward_cpu(
     rotary: Any, positions: Tensor, query: Tensor, key: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Query [T, heads * size] or [T, heads, size], key alike or None, each returned in its shape."""
+    """Rotate query [T, heads * size] or [T, heads, size], and key alike or None; return each in its shape."""
     flat = None if key is None else key.flatten(1)
     rotated, turned = _KERNEL(rotary, positions, query.flatten(1), flat)
     return rotated.view(query.shape), None if key is None else turned.view(key.shape)
 
 
-if current_platform.is_cpu():  # when vLLM's worker is made, which is before its model is
+if current_platform.is_cpu():  # this module is imported when vLLM's worker is created, before its model
     replace_rotary_kernel(forward_cpu)
 
 
 class WorkerExtension:
-    """`model_runner` and `vllm_config` are vLLM's."""
+    """Mixed into vLLM's worker, which provides `model_runner` and `vllm_config`."""
 
     weight_transfer_engine: ShmWeightTransferEngine
     model_runner: Any
@@ -51,7 +51,7 @@ class WorkerExtension:
         return self.weight_transfer_engine.loaded_weights()
 
     def prepare_adapters(self) -> None:
-        """On CPUs, replace vLLM's LoRA operations by ours."""
+        """Replace vLLM's LoRA operations by ours on CPUs."""
         if not current_platform.is_cpu():
             return
         scheduler = self.vllm_config.scheduler_config
@@ -59,23 +59,23 @@ class WorkerExtension:
         replace_lora_operations(self.model_runner, lambda: GroupedLora(*sizes, self.model_runner.device))
 
     def log_experts(self, most: int) -> None:
-        """On CPUs, note which experts are chosen for each token of the last `most` requests; see `ExpertLog`."""
+        """Record the experts of each token of the last `most` requests on CPUs; see `ExpertLog`."""
         model = self.vllm_config.model_config
         config, num_layers = model.hf_text_config, model.get_total_num_hidden_layers()
         sizes = num_experts(config), experts_per_token(config)
         self.expert_log = ExpertLog(self.model_runner, num_layers, *sizes, most)
 
     def take_experts(self, request_id: str) -> tuple[bytes, str, list[int]] | None:
-        """The bytes, type and shape of `ExpertLog.take`."""
+        """Return the bytes, dtype and shape of `ExpertLog.take`."""
         found = self.expert_log.take(request_id)
         return None if found is None else (found.tobytes(), str(found.dtype), list(found.shape))
 
     def missing_modules(self, lora_id: int) -> list[str]:
-        """The modules that a loaded adapter changes and the model lacks."""
+        """Return the modules that a loaded adapter changes and the model lacks."""
         return missing_modules(self.model_runner, lora_id)
 
     def adapter_checksum(self, folder: str, buckets: list[list[Any]]) -> int:
-        """The sum of the checksums of the buckets in an adapter's file; `buckets` are their layouts."""
+        """Return the sum of the checksums of the buckets in an adapter's file; `buckets` are their layouts."""
         with safe_open(f"{folder}/{WEIGHTS_FILE}", framework="pt") as file:
             data = [as_bytes([file.get_tensor(name) for name, *_ in layout]) for layout in buckets]
         return sum(checksum(torch.from_numpy(bucket)) for bucket in data) & MASK

@@ -177,7 +177,7 @@ async def test_an_engine_that_received_other_bytes_has_failed(transfer: WeightTr
     await transfer.publish(1)
     transfer.learner.keeps_back = 1
     outcomes = await transfer.publish(2)
-    assert [str(outcome) for outcome in outcomes] == ["it loaded other weights than the learner's version 2"] * 2
+    assert [str(outcome) for outcome in outcomes] == ["its weights differ from the learner's version 2 (checksum)"] * 2
 
 
 async def test_if_no_group_can_be_formed_weights_go_through_the_object_store(transfer: WeightTransfer) -> None:

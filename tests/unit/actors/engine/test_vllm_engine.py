@@ -18,7 +18,7 @@ CONFIG = EngineConfig("model", "float32", context_length=64, max_num_seqs=4, see
 
 def test_weights_that_do_not_fit_into_shared_memory_are_a_clear_error(tmp_path: Path) -> None:
     engine = Engine(CONFIG, shm=tmp_path / "missing")
-    with pytest.raises(EngineFailed, match=r"cannot put 8 bytes of weights into .*missing"):
+    with pytest.raises(EngineFailed, match=r"cannot write 8 bytes of weights to .*missing"):
         engine.stage(np.zeros(8, np.uint8), [("x", "float32", (2,))])
 
 

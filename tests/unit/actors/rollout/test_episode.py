@@ -145,7 +145,7 @@ async def test_waiting_for_a_session_has_a_limit(renderer: Renderer) -> None:
     outcome = await episode.runner(rollout_timeout_s=0.01).run(REQUEST)
     assert isinstance(outcome, Discarded)
     assert episode.sessions == [outcome.reason] == ["rollout_waited"]
-    assert outcome.endpoint == "its session"
+    assert outcome.endpoint == "the session server"
 
 
 @pytest.mark.parametrize("stage", ["start", "generate", "call_tools", "grade"])
@@ -241,7 +241,7 @@ async def test_a_schema_that_refers_to_another_document_is_compared_at_its_top_l
 @pytest.mark.parametrize("arguments", ["9" * 5_000, "[" * 3_000 + "]" * 3_000])
 async def test_numbers_and_nesting_without_end_are_mistakes_of_the_model(renderer: Renderer, arguments: str) -> None:
     episode = ScriptedEpisode(renderer, call("a"), "1")
-    mistake = episode.runner()._argument_mistake(TOOLS[0], f'{{"path": {arguments}}}')
+    mistake = episode.runner()._argument_error(TOOLS[0], f'{{"path": {arguments}}}')
     assert mistake is not None and "too many digits or levels" in mistake
 
 
@@ -355,9 +355,9 @@ async def test_waiting_does_not_count_against_model_and_tool_time(renderer: Rend
 @pytest.mark.parametrize(
     ("waits", "endpoint", "message"),
     [
-        ({"slot_s": 5}, "engine-3", "waited 15 s, 15 s of them for engine-3"),
-        ({"slot_s": 2, "permit_s": 5}, "tool 'cat'", "waited 14 s, 10 s of them for tool 'cat'"),
-        ({"slot_s": 4, "permit_s": 1.5}, "engine-3", "waited 15 s, 12 s of them for engine-3"),
+        ({"slot_s": 5}, "engine-3", "waited 15 s, 15 s of it for engine-3"),
+        ({"slot_s": 2, "permit_s": 5}, "tool 'cat'", "waited 14 s, 10 s of it for tool 'cat'"),
+        ({"slot_s": 4, "permit_s": 1.5}, "engine-3", "waited 15 s, 12 s of it for engine-3"),
     ],
 )
 async def test_who_waits_too_long_says_for_what(

@@ -45,7 +45,7 @@ async def test_an_engine_one_of_whose_processes_loaded_other_bytes_has_failed(
     assert sync.compared(published, WHOLE) == 0.5
     failed = sync.compared(published, Loaded(0.5, (7, 6)))
     assert isinstance(failed, EngineFailed)
-    assert failed.message == "it loaded other weights than the learner's version 3"
+    assert failed.message == "its weights differ from the learner's version 3 (checksum)"
 
 
 async def test_an_engine_whose_parameters_missed_a_tensor_has_failed_if_another_took_it(
@@ -56,7 +56,7 @@ async def test_an_engine_whose_parameters_missed_a_tensor_has_failed_if_another_
     assert sync.untaken == ("b",)
     assert sync.compared(published, WHOLE) == 0.5
     failed = sync.compared(published, missed)
-    assert isinstance(failed, EngineFailed) and failed.message == "version 3 of 1 tensors was not loaded: b"
+    assert isinstance(failed, EngineFailed) and failed.message == "it did not load 1 tensors of version 3: b"
 
 
 @pytest.mark.parametrize(("num_bytes", "num_engines", "timeout_s"), [(1e9, 4, 600), (16e9, 1, 600), (16e9, 4, 1_280)])

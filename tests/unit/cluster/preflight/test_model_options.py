@@ -113,5 +113,5 @@ async def test_a_response_format_with_tools_needs_a_grammar_of_the_familys_calls
         problems = []
     except InvalidJob as error:
         problems = [(problem.code, problem.field, problem.message) for problem in error.problems]
-    message = "there is no grammar for the calls of the model family hunyuan_a13b"
+    message = "tool calls of the model family hunyuan_a13b cannot be constrained to a schema"
     assert problems == [("no_call_grammar", "method.reinforcement.response_format", message)] * wrong

@@ -20,7 +20,7 @@ CONFIG = EngineConfig("base", "float32", context_length=64, max_num_seqs=4, seed
 
 
 class FakeEngine(Engine):
-    """Holds lines, and samples a token for each."""
+    """Holds tenants, and samples a token for each."""
 
     def __init__(self) -> None:
         super().__init__(CONFIG)
@@ -39,7 +39,7 @@ class FakeEngine(Engine):
             raise EngineFailed("it is damaged")
 
     async def generate(self, prompt: Any, *, job: str = "", **options: Any) -> Completion:
-        self._line(job)
+        self._tenant(job)
         self._alive()
         return Completion([7], np.zeros(1, np.float32), np.zeros(1, np.int32), stopped=True, model_s=0.0)
 
@@ -56,7 +56,7 @@ class FakeEngine(Engine):
 
     @property
     def jobs(self) -> list[str]:
-        return [job for job in self._lines if job]
+        return [job for job in self._tenants if job]
 
 
 class World:

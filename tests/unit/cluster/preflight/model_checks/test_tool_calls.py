@@ -89,7 +89,7 @@ async def test_a_job_with_tools_is_refused(case: Case) -> None:
     method = {"type": "reinforcement", "reinforcement": reinforcement}
     (problem,) = await case.problems({"messages": [QUESTION], "tools": [TOOL]}, method=method)
     assert (problem.code, problem.field) == ("calls_not_read", "model_options.tool_parser")
-    assert "no parser reads the calls of the model's template: the template renders no calls" in problem.message
+    assert "no parser reads the calls of the model's template: the template does not render calls" in problem.message
     assert "agent-rft models template FOLDER" in problem.remedy
 
 
