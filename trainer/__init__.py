@@ -1,4 +1,4 @@
-"""The algorithm, the model, the loop and one rank of the learner.
+"""RL algorithm, model, training loop and one learner rank.
 
-It knows neither Ray nor HTTP nor an engine; it reaches them only through `agent_rft.protocols`.
+This package imports neither Ray nor HTTP nor an engine; it reaches them only through `agent_rft.protocols`.
 """

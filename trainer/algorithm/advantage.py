@@ -1,4 +1,4 @@
-"""Advantages: how much better a rollout did than the other rollouts of its group. One pure function per algorithm.
+"""Advantages: scores of rollouts relative to the other rollouts of their group. One pure function per algorithm.
 
 Shapes: rewards [n] -> advantages [n], where n >= 2 is the number of graded rollouts in one group. An advantage applies
 to all sampled tokens of its rollout. For the rewards 1, 0, 0.5, 0.5:
@@ -22,9 +22,9 @@ Rewards = NDArray[np.float64]
 NoSignal = Literal["all_right", "all_wrong", "equal"]
 
 EQUAL_WITHIN = 1e-6
-"""Numbers that differ by less count as equal, since they carry rounding errors."""
+"""Numbers that differ by less count as equal, because of rounding errors."""
 LEAST_DIFFERENCE = 1e-3
-"""What penalties must make of rollouts with equal grades: below it they would only train on noise."""
+"""Minimum difference that penalties must make between equal grades; smaller differences would only train on noise."""
 
 
 def centred(rewards: Rewards) -> Rewards:
@@ -41,7 +41,7 @@ def grpo(rewards: Rewards) -> Rewards:
     """A_i = (r_i - mean(r)) / max(std(r), LEAST_DIFFERENCE), with the sample standard deviation (n - 1).
 
     Source: Shao et al. 2024, DeepSeekMath, arXiv 2402.03300, section 4.1.2. The floor is ours: a difference of 1e-6
-    would otherwise count as much as one of 1.
+    would otherwise count as much as a difference of 1.
     """
     return centred(rewards) / max(float(rewards.std(ddof=1)), LEAST_DIFFERENCE)
 
@@ -58,10 +58,10 @@ _ALGORITHMS: dict[Advantage, Callable[[Rewards], Rewards]] = {"centred": centred
 
 
 def advantages(algorithm: Advantage, rewards: Rewards) -> Rewards:
-    """The advantages [n] of one group's rewards [n].
+    """Return the advantages [n] of one group's rewards [n].
 
     Raises:
-        ValueError: There are fewer than two rewards, or one is not finite.
+        ValueError: There are fewer than two rewards, or one of them is not finite.
     """
     if len(rewards) < 2:
         raise ValueError(f"a group needs at least two graded rollouts, but this one has {len(rewards)}")
@@ -71,9 +71,10 @@ def advantages(algorithm: Advantage, rewards: Rewards) -> Rewards:
 
 
 def signal_of(rewards: Rewards, grades: Sequence[float], pass_threshold: float) -> NoSignal | None:
-    """Why a group has no training signal, or None if its rewards differ: by grade, or clearly by penalties.
+    """Return the kind of a zero-variance group, or None if its rewards differ, by grade or clearly by penalties.
 
-    all_right: every grade is at least `pass_threshold`. all_wrong: every grade is 0 or less. equal: neither.
+    In "all_right" groups every grade is at least `pass_threshold`. In "all_wrong" groups every grade is 0 or less. All
+    other zero-variance groups are "equal".
     """
     if np.ptp(rewards) >= (EQUAL_WITHIN if np.ptp(grades) >= EQUAL_WITHIN else LEAST_DIFFERENCE):
         return None

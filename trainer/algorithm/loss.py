@@ -4,7 +4,7 @@ Three policies give log-probabilities of the same tokens:
 
     logprobs    the learner's current policy, the only one with a gradient
     proximal    the learner's policy before the batch's first update; updates are clipped around it
-    engine      the policy that sampled the token: maybe some versions old, and computed by other kernels
+    engine      the policy that sampled the token, possibly some versions old and computed by other kernels
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 def importance_weights(proximal: Tensor, engine: Tensor, cap: float) -> Tensor:
     """W = min(exp(proximal - engine), cap) [M], without gradient.
 
-    Corrects for tokens that another policy than the proximal one has sampled. For example, a token with probability 0.5
-    under the proximal policy and 0.25 under the engine's has weight 2; with 0.9 and 0.1 it is 9, truncated to the cap.
-    Source: decoupled PPO, Hilton et al. 2021, arXiv 2110.00641; truncated as in V-trace, Espeholt et al. 2018, arXiv
-    1802.01561, which trades a small bias for bounded variance.
+    Corrects for tokens that a policy other than the proximal one sampled. For example, a token with probability 0.5
+    under the proximal policy and 0.25 under the engine's has weight 2. With 0.9 and 0.1 the weight is 9, truncated to
+    the cap. Source: decoupled PPO, Hilton et al. 2021, arXiv 2110.00641; truncated as in V-trace, Espeholt et al. 2018,
+    arXiv 1802.01561, which trades a small bias for bounded variance.
     """
     return (proximal - engine).detach().exp().clamp(max=cap)
 
@@ -32,50 +32,51 @@ def clipped_surrogate(
     With clip_low 0.2 and clip_high 0.28:
 
         A = 2     r = 1.5    loss -2.56    no gradient: the probability has risen enough
-        A = 2     r = 0.5    loss -1.0     gradient: it fell although the token is better than average
+        A = 2     r = 0.5    loss -1.0     gradient: the probability fell although the advantage is positive
         A = -2    r = 1.5    loss 3.0      gradient
         A = -2    r = 0.5    loss 1.6      no gradient
 
-    At the first update of a batch r is 1, and the gradient is that of -A log p. Source: PPO, Schulman et al. 2017,
-    arXiv 1707.06347, equation 7; the higher upper bound is DAPO's "clip-higher", Yu et al. 2025, arXiv 2503.14476,
-    equation 10.
+    At the first update of a batch r is 1, and the gradient equals the gradient of -A log p. Source: PPO, Schulman et
+    al. 2017, arXiv 1707.06347, equation 7; the higher upper bound is DAPO's "clip-higher", Yu et al. 2025, arXiv
+    2503.14476, equation 10.
     """
     ratio = (logprobs - proximal.detach()).exp()
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
 
 
 def is_clipped(logprobs: Tensor, proximal: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """[M] bool, True where `clipped_surrogate` has no gradient because the policy has moved far enough already."""
+    """Return [M] bool, True where `clipped_surrogate` has no gradient because the policy has moved enough."""
     ratio = (logprobs - proximal).detach().exp()
     return ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))
 
 
 def is_diverged(logprobs: Tensor, engine: Tensor, advantages: Tensor, most: float) -> Tensor:
-    """[M] bool, True where p differs from the engine's by more than `most`, and the surrogate would add to it.
+    """Return [M] bool, True where p differs from the engine's p by more than `most` and the surrogate would add to it.
 
-    The surrogate of these tokens is left out. With `most` 0.2 and the probability 0.5 in the engine:
+    These tokens get no surrogate. With `most` 0.2 and the probability 0.5 in the engine:
 
         A > 0    p = 0.8    True     the probability has risen enough
         A > 0    p = 0.1    False    the update leads back
         A < 0    p = 0.1    True     the probability has fallen enough
         A < 0    p = 0.8    False    the update leads back
 
-    The clip range does not see this: its ratio is 1 at the first update of a batch, however old the tokens are. A
-    difference and not a ratio, so that rare tokens can become likely, and likely ones not suddenly rare: from 0.001 to
-    0.01 the ratio is 10 and the difference 0.009, from 0.99 to 0.5 it is 0.5 and 0.49. |p - p_engine| is the total
-    variation of the two policies, if all other tokens count as one. Source: DPPO with the binary total variation, Qi et
-    al. 2026, "Rethinking the Trust Region in LLM Reinforcement Learning", arXiv 2602.04879. There the mask replaces
-    clipping and truncation; here it is added to both.
+    Clipping does not detect this: its ratio is 1 at the first update of a batch, however old the tokens are. The bound
+    is a difference, not a ratio, so that rare tokens can become likely, but likely tokens cannot suddenly become rare.
+    From 0.001 to 0.01 the ratio is 10 and the difference 0.009; from 0.99 to 0.5 they are 0.5 and 0.49. |p - p_engine|
+    is the total variation of the two policies, if all other tokens count as one. Source: DPPO with the binary total
+    variation, Qi et al. 2026, "Rethinking the Trust Region in LLM Reinforcement Learning", arXiv 2602.04879. The paper
+    uses the mask instead of clipping and truncation; this code uses all three.
     """
     difference = logprobs.detach().exp() - engine.exp()
     return ((advantages > 0) & (difference > most)) | ((advantages < 0) & (difference < -most))
 
 
 def kl_to_start(logprobs: Tensor, start: Tensor) -> Tensor:
-    """The k3 estimator exp(d) - d - 1 [M] of the KL divergence to the start model, with d = start - logprobs.
+    """Return the k3 estimator exp(d) - d - 1 [M] of the KL divergence to the reference model; d = start - logprobs.
 
-    It is never negative, and its mean over the learner's own samples is KL(learner || start). It is for metrics: as a
-    loss its gradient would be that of KL(start || learner). Source: Schulman 2020, "Approximating KL divergence",
+    `start` are log-probabilities of the reference model. The estimator is never negative, and its mean over the
+    learner's own samples is KL(learner || reference). Use it for metrics only: as a loss, its gradient would be the
+    gradient of KL(reference || learner). Source: Schulman 2020, "Approximating KL divergence",
     joschu.net/blog/kl-approx.html.
     """
     difference = start - logprobs
@@ -83,24 +84,25 @@ def kl_to_start(logprobs: Tensor, start: Tensor) -> Tensor:
 
 
 def kl_penalty(logprobs: Tensor, start: Tensor) -> Tensor:
-    """(logprobs - start)^2 / 2 [M]: on the learner's own samples, its mean gradient is that of KL(learner || start).
+    """Return (logprobs - start)^2 / 2 [M], where `start` are log-probabilities of the reference model.
 
-    Tokens that another policy has sampled are weighted by `importance_weights`. Source: Tang and Munos 2025, "On a few
+    On the learner's own samples, the mean gradient equals the gradient of KL(learner || reference). Tokens that another
+    policy sampled need `importance_weights`. Source: Tang and Munos 2025, "On a few
     pitfalls in KL divergence gradient estimation for RL", arXiv 2506.09477.
     """
     return (logprobs - start.detach()).square() / 2
 
 
 def cross_entropy(logprobs: Tensor) -> Tensor:
-    """-log p of each target token [M]: maximum likelihood, for supervised training."""
+    """Return -log p of each target token [M]: maximum likelihood, for supervised training."""
     return -logprobs
 
 
 def token_mean(losses: Tensor, weights: Tensor, denominator: float) -> Tensor:
-    """sum(weights x losses) / denominator, a scalar, for losses and weights [M].
+    """Return sum(weights x losses) / denominator, a scalar, for losses and weights [M].
 
     `denominator` is the sum of the weights over all micro-batches of all ranks in one update. Every token therefore
-    counts the same however it is packed, and long rollouts count in proportion to their length. Source: the token-level
-    loss of DAPO, arXiv 2503.14476, section 3.3.
+    counts the same, however it is packed, and long rollouts count in proportion to their length. Source: the
+    token-level loss of DAPO, arXiv 2503.14476, section 3.3.
     """
     return (weights * losses).sum() / denominator

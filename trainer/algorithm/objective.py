@@ -11,11 +11,11 @@ from agent_rft.trainer.algorithm import loss
 from agent_rft.trainer.model.policy import DeviceBatch
 
 Sums = dict[str, Tensor]
-"""Scalar sums, which are added up over micro-batches, updates and ranks."""
+"""Scalar sums by name, which are added up over micro-batches, updates and ranks."""
 
 
 class Algorithm(Protocol):
-    """The settings of `agent_rft.spec.job.AlgorithmSpec` that are used here, where pydantic may be missing."""
+    """Settings of `agent_rft.spec.job.AlgorithmSpec` that the loss uses; a protocol, since pydantic may be missing."""
 
     @property
     def clip_low(self) -> float: ...
@@ -41,9 +41,10 @@ def reinforcement(
     algorithm: Algorithm,
     denominator: float,
 ) -> tuple[Tensor, Sums]:
-    """The clipped surrogate, plus the KL penalty if `start` is given, both with truncated importance weights.
+    """Return the RL loss and its sums: clipped surrogate, plus the KL penalty if `start` is not None.
 
-    Tokens that have diverged from the engine have no surrogate; they keep the penalty, and count in the denominator.
+    Both terms have truncated importance weights. Tokens that diverged from the engine have no surrogate, but keep the
+    penalty and count in the denominator.
 
     `logprobs`, `proximal` and `start` are [M] as in `agent_rft.trainer.algorithm.loss`; only `logprobs` has a gradient.
     See `loss.token_mean` for `denominator`.
@@ -70,14 +71,14 @@ def reinforcement(
 
 
 def supervised(batch: DeviceBatch, logprobs: Tensor, denominator: float) -> tuple[Tensor, Sums]:
-    """Weighted cross-entropy."""
+    """Return the weighted cross-entropy, and no sums."""
     return loss.token_mean(loss.cross_entropy(logprobs), batch.weights, denominator), {}
 
 
 def logprob_gap(batch: DeviceBatch, learner: Tensor, version: int) -> Sums:
-    """Difference of learner and engine on tokens that policy `version` sampled.
+    """Return sums of the differences between learner and engine on tokens that policy `version` sampled.
 
-    `learner` [M] are the learner's log-probabilities at the same version, so any difference comes from other kernels.
+    `learner` [M] are the learner's log-probabilities at the same version, so differences come from other kernels only.
     """
     same = batch.versions == version
     difference = (learner.detach() - batch.logprobs).where(same, 0.0)
@@ -89,7 +90,7 @@ def logprob_gap(batch: DeviceBatch, learner: Tensor, version: int) -> Sums:
 
 
 def means(sums: Mapping[str, float], num_tokens: float) -> dict[str, float]:
-    """A step's metrics, by the names of `agent_rft.metrics`, from sums over `num_tokens` trained tokens."""
+    """Return a step's metrics, by their names in `agent_rft.metrics`, from sums over `num_tokens` trained tokens."""
     names = {
         "importance_ratio": "importance_ratio_mean",
         "importance_capped": "importance_capped_share",

@@ -1,4 +1,4 @@
-"""From grade to reward: calls, turns, tokens and time take from what a correct answer is worth, but never all of it."""
+"""Rewards: grades minus penalties for calls, turns, tokens and time. Part of a positive grade always remains."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from agent_rft.spec.job import RewardSpec
 from agent_rft.types import Grade
 
 KEPT_SHARE = 0.1
-"""Share of a positive grade that penalties cannot take away."""
+"""Share of a positive grade that penalties cannot remove."""
 
 
 def reward_of(spec: RewardSpec, grade: Grade, num_calls: int, num_turns: int, num_sampled: int, busy_s: float) -> float:
-    """The reward of one rollout: the guard's value if a guard was triggered, else the grade minus penalties.
+    """Return the reward of one rollout: the guard's value if a guard was triggered, else the grade minus penalties.
 
         penalties = tool_call_penalty x max(0, num_calls - tool_call_budget) + turn_penalty x max(0, num_turns - 1)
                   + token_penalty x num_sampled + time_penalty_per_s x busy_s
         reward = grade                                           if grade <= 0
                  max(grade - penalties, KEPT_SHARE x grade)      if grade > 0
 
-    `num_sampled` is the number of tokens that the model generated, `busy_s` its model and tool time in seconds.
+    `num_sampled` is the number of generated tokens; `busy_s` is the model and tool time in seconds.
 
     Giving up early must never pay. A grade of 0 or less therefore takes no penalty: otherwise a quick wrong answer
-    would beat a long one, and the model would learn to stop trying. And the floor keeps every positive grade above
-    every wrong answer whatever it cost: with a floor of 0, a correct answer after many calls would be worth no more
-    than a wrong one. At equal cost the reward rises strictly with the grade.
+    would beat a long one, and the model would learn to stop trying. The floor keeps every positive grade above every
+    wrong answer, whatever its cost. With a floor of 0, a correct answer after many calls would be worth no more than a
+    wrong one. At equal cost the reward rises strictly with the grade.
     """
     value = grade.value
     if grade.guard is not None or value <= 0:

@@ -7,14 +7,15 @@ import math
 from agent_rft.spec.job import Schedule
 
 WARM_UP_SHARE = 0.03
-"""Share of all steps, unless the job says how many. Adam's second moments are inaccurate at first: its first update
-moves each weight by about the whole learning rate, however small the gradient is, and a ramp keeps that small."""
+"""Share of all steps, unless the job sets the number of warm-up steps. Adam's second moments are inaccurate at first:
+its first update moves each weight by about the full learning rate, however small the gradient is. The warm-up keeps
+these updates small."""
 
 
 def learning_rate(step: int, *, total: int, base: float, schedule: Schedule, warm_up: int | None = None) -> float:
-    """The learning rate of update `step` (from 0) of `total`.
+    """Return the learning rate of update `step` (from 0) of `total`.
 
-    Warm-up: base x (step + 1) / warm for the first warm = `warm_up` or ceil(0.03 x total) steps, so no step has rate 0.
+    During warm-up, it is base x (step + 1) / warm, with warm = `warm_up` or ceil(0.03 x total) steps; it is never 0.
     After that, with x = (step - warm) / (total - warm):
 
         constant    base

@@ -1,4 +1,4 @@
-"""One rank of the learner: its DeepSpeed engine, the step, the weights that it sends, and its checkpoints.
+"""One rank of the learner: its DeepSpeed engine, training step, weight buckets and checkpoints.
 
-It runs in any process: tests and benchmarks use it without Ray. `agent_rft.actors.learner` has the group of ranks.
+A rank runs in any process: tests and benchmarks use it without Ray. `agent_rft.actors.learner` manages all ranks.
 """

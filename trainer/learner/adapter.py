@@ -1,4 +1,4 @@
-"""A LoRA adapter in PEFT's form: its shape, and the folder that PEFT, vLLM and we load it from."""
+"""LoRA adapters in PEFT's format: configuration, and the folder that PEFT, vLLM and agent-rft load."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:  # planning uses AdapterConfig too, and must not load torch
     from torch import Tensor
 
 ALL_LINEAR = "all-linear"
-"""PEFT's name for all linear layers but the output head."""
-REMEDY = "use plain LoRA of PEFT, or merge the adapter into its base with PEFT and give that folder"
-MERGE_REMEDY = "give `lora` its shape, or merge it first: agent-rft models merge FOLDER OUT"
+"""PEFT's name for all linear layers except the output head."""
+REMEDY = "use plain LoRA of PEFT, or merge the adapter into its base model with PEFT and use the merged folder"
+MERGE_REMEDY = "set `lora` to this rank and alpha, or merge the adapter first: agent-rft models merge FOLDER OUT"
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """The shape of an adapter: each adapted weight W becomes W + alpha / rank x B A, with A of `rank` rows.
+    """Shape of an adapter: each adapted weight W becomes W + alpha / rank x B A, where A has `rank` rows.
 
-    `targets` are names of modules, or ends of them after a dot, or ALL_LINEAR alone.
+    `targets` are module names, or their last parts after a dot, or only ALL_LINEAR.
     """
 
     rank: int
@@ -35,7 +35,7 @@ class AdapterConfig:
     targets: tuple[str, ...] = (ALL_LINEAR,)
 
     def as_lora(self) -> LoraSpec | None:
-        """The setting of a job that continues this adapter; None if its targets cannot be written as a setting."""
+        """Return the `lora` setting that continues this adapter; None if no setting can express its targets."""
         targets = ALL_LINEAR if self.targets == (ALL_LINEAR,) else self.targets
         try:
             return LoraSpec.model_validate({"rank": self.rank, "alpha": self.alpha, "targets": targets})
@@ -43,7 +43,7 @@ class AdapterConfig:
             return None
 
     def config(self, base: str) -> dict[str, Any]:
-        """PEFT's adapter_config.json; `base` is the folder or name of the model that is adapted."""
+        """Return PEFT's adapter_config.json; `base` is the folder or name of the base model."""
         return {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -58,7 +58,7 @@ class AdapterConfig:
 
 
 def write_adapter(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-    """Write an adapter's tensors, by their names in PEFT's files, and its `AdapterConfig.config`.
+    """Write an adapter: its tensors, by their names in PEFT's files, and the result of `AdapterConfig.config`.
 
     Raises:
         OSError: The disk is full or read-only.
@@ -70,13 +70,13 @@ def write_adapter(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[s
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder has an adapter, whose base is elsewhere."""
+    """Whether a folder contains an adapter, whose base model is elsewhere."""
     return (folder / CONFIG_FILE).is_file()
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFolder:
-    """An adapter in a folder, and the folder or name of its base."""
+    """An adapter in the folder `path`; `base` is the folder or name of its base model."""
 
     path: Path
     base: Path
@@ -84,16 +84,16 @@ class AdapterFolder:
 
     @classmethod
     def read(cls, folder: Path) -> AdapterFolder | None:
-        """The adapter in a model's folder; None if the folder has a whole model.
+        """Read the adapter in a model's folder; return None if the folder contains a full model.
 
         Raises:
-            UserError: It is of a kind that we do not train, or its config is damaged.
+            UserError: The adapter is an unsupported variant of LoRA, or its config is damaged.
         """
         path = folder / CONFIG_FILE
         if not path.exists():
             return None
         try:
-            config = _Written.model_validate_json(path.read_bytes())
+            config = _AdapterConfigFile.model_validate_json(path.read_bytes())
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
@@ -104,29 +104,29 @@ class AdapterFolder:
         return cls(folder, Path(config.base_model_name_or_path), shape)
 
     def refuse_unless(self, lora: LoraSpec | None) -> None:
-        """Check that training with `lora` can go on with this adapter; whether its tensors fit is seen later.
+        """Check that a job with `lora` can continue this adapter. The shapes of its tensors are checked later.
 
         Raises:
-            UserError: All weights are to be trained, or an adapter of another shape.
+            UserError: The job trains all weights, or an adapter of another rank or alpha.
         """
         if lora is not None and (lora.rank, lora.alpha) == (self.config.rank, self.config.alpha):
             return
         is_one = f"{self.path} is an adapter of rank {self.config.rank} and alpha {self.config.alpha:g}"
-        wanted = (
-            "all weights are to be trained" if lora is None else f"`lora` says rank {lora.rank}, alpha {lora.alpha:g}"
+        requested = (
+            "the job trains all weights" if lora is None else f"`lora` sets rank {lora.rank} and alpha {lora.alpha:g}"
         )
-        problem = f"{is_one}, but {wanted}"
+        problem = f"{is_one}, but {requested}"
         raise UserError(f"{problem}; {MERGE_REMEDY}", problem=problem, remedy=MERGE_REMEDY)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its tensors, on the CPU, by their names in PEFT's files."""
+        """Load the adapter's tensors onto the CPU, by their names in PEFT's files."""
         from safetensors.torch import load_file
 
         return load_file(self.path / WEIGHTS_FILE)
 
 
-class _Written(BaseModel):
-    """What is read of adapter_config.json; variants of LoRA that change what it computes are refused."""
+class _AdapterConfigFile(BaseModel):
+    """The fields of adapter_config.json that we read. Rejects LoRA variants that compute something else."""
 
     peft_type: Literal["LORA"]
     base_model_name_or_path: str

@@ -1,7 +1,7 @@
-"""A rank's memory on its device, moved to the memory of its node and back, whatever tensors it is made of.
+"""CPU offload of a rank's GPU memory: moves all tensors to host memory and back.
 
-Not tensors are moved but their storages: views into DeepSpeed's flat buffers stay views of them, and every address in
-the optimizer's state stays valid. So it works for each stage of ZeRO, for adapters and for a frozen start model.
+Storages are moved, not tensors. Views into DeepSpeed's flat buffers therefore stay views, and references in the
+optimizer's state stay valid. This works for every ZeRO stage, for adapters and for a frozen reference model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from agent_rft.trainer.learner.host_buffer import HostBuffer, copy_bytes
 
 ROOM_TIMEOUT_S = 60.0
-"""How long to wait on waking for the memory of a process that was killed; a driver frees it soon after."""
+"""Timeout on reload for enough free GPU memory. After a process is killed, the driver needs a while to free it."""
 ROOM_POLL_S = 0.5
 
 FreeBytes = Callable[[], int]
@@ -27,9 +27,9 @@ def _free_gpu_bytes() -> int:
 
 
 class Asleep:
-    """What of this process's tensors on `device` has left it. Between `leave` and `come_back` none may be used.
+    """Offloads this process's tensors from `device`. They cannot be used between `leave` and `come_back`.
 
-    It leaves for `buffer`, which nothing else may use then.
+    `buffer` holds their contents in that time, and must not be used for anything else.
     """
 
     def __init__(
@@ -43,52 +43,52 @@ class Asleep:
         self._buffer = buffer
         self._free_bytes = free_bytes
         self._wait = wait
-        self._left: list[tuple[torch.UntypedStorage, Tensor]] = []
+        self._offloaded: list[tuple[torch.UntypedStorage, Tensor]] = []
 
     @property
     def num_bytes(self) -> int:
-        """The bytes that have left the device."""
-        return sum(copy.nbytes for _, copy in self._left)
+        """Number of offloaded bytes."""
+        return sum(copy.nbytes for _, copy in self._offloaded)
 
     def leave(self) -> None:
-        """Copy all storages on the device to host memory, and free them there."""
-        gc.collect()  # what nothing uses any more is freed, not copied
+        """Copy all storages on the device to host memory, and free their device memory."""
+        gc.collect()  # frees unused tensors instead of copying them
         if self._device.type == "cuda":
             torch.cuda.synchronize()  # other streams may still use them
-        storages = _storages(self._device)
+        storages = _find_storages(self._device)
         copies = self._buffer.slices([storage.nbytes() for storage in storages])
-        self._left = list(zip(storages, copies, strict=True))
-        copy_bytes((_bytes_of(storage), copy) for storage, copy in self._left)
+        self._offloaded = list(zip(storages, copies, strict=True))
+        copy_bytes((_view_bytes(storage), copy) for storage, copy in self._offloaded)
         for storage in storages:
             storage.resize_(0)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def come_back(self) -> None:
-        """Allocate the storages again, and fill them.
+        """Allocate the storages on the device again, and restore their contents.
 
         Raises:
-            torch.OutOfMemoryError: There is no room for them within ROOM_TIMEOUT_S.
+            torch.OutOfMemoryError: The device has too little free memory, even after ROOM_TIMEOUT_S.
         """
         polls, needed = int(ROOM_TIMEOUT_S / ROOM_POLL_S), self.num_bytes
         while polls and self._free_bytes() < needed:
             self._wait(ROOM_POLL_S)
             polls -= 1
-        for storage, copy in self._left:
+        for storage, copy in self._offloaded:
             storage.resize_(copy.nbytes)
-        copy_bytes((copy, _bytes_of(storage)) for storage, copy in self._left)
-        self._left = []
+        copy_bytes((copy, _view_bytes(storage)) for storage, copy in self._offloaded)
+        self._offloaded = []
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+def _view_bytes(storage: torch.UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def _storages(device: torch.device) -> list[torch.UntypedStorage]:
-    """Each storage on the device that a tensor of this process uses and that can be resized.
+def _find_storages(device: torch.device) -> list[torch.UntypedStorage]:
+    """Return each resizable storage on the device that a tensor of this process uses.
 
-    DeepSpeed has no list of all its tensors: they are in many attributes, which differ by stage. The search took 0.15 s
-    of CPU time in a rank, which has 500,000 objects, and `gc.collect` another 0.27 s, whatever the model's size.
+    DeepSpeed does not list its tensors: they are in many attributes, which differ by stage. The search through a rank's
+    500,000 objects took 0.15 s of CPU time, and `gc.collect` another 0.27 s, whatever the model's size.
     """
     found: dict[int, torch.UntypedStorage] = {}
     for tensor in gc.get_objects():

@@ -1,7 +1,6 @@
-"""The learner's weights as in their Hugging Face checkpoint: its names, tied weights once, experts unmerged.
+"""The learner's weights as a Hugging Face checkpoint: original names, tied weights once, experts unmerged.
 
-Nothing here copies more than one part of the weights at a time; under ZeRO-3 a part is gathered from all ranks, used
-and released.
+At most one part of the weights is copied at a time. Under ZeRO-3, a part is gathered from all ranks, used and released.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from agent_rft.trainer.learner.host_buffer import HostBuffer, copy_bytes
 from agent_rft.trainer.learner.layout import TensorInfo, num_bytes
 
 ParameterNames = list[str]
-"""Names of parameters in the model; for experts they differ from those in the checkpoint."""
+"""Names of parameters in the model. Experts have other names in the checkpoint."""
 
 SHARD_BYTES = 5 << 30
 INDEX = "model.safetensors.index.json"
@@ -45,9 +44,9 @@ WEIGHT_FILES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack
 
 
 class CheckpointWeights:
-    """Reads the weights of a model, or of its `adapter` only, whose tensors have the names of PEFT's files.
+    """Reads the weights of a model, or only of its `adapter`, whose tensors have the names of PEFT's files.
 
-    Each copy runs inside `gather`, called with the parameters to copy.
+    `gather` returns a context manager in which its argument, a list of parameters, can be copied.
     """
 
     def __init__(
@@ -69,31 +68,31 @@ class CheckpointWeights:
         self._tensors = {name: t for name, t in model.state_dict(keep_vars=True).items() if first_names[id(t)] == name}
 
     def parts(self, max_bytes: int) -> list[ParameterNames]:
-        """All weights in order, in parts of at most `max_bytes`; a larger weight is a part by itself."""
+        """Split all weights, in order, into parts of at most `max_bytes`; a larger weight is a separate part."""
         parts: list[ParameterNames] = []
-        room = 0
+        free = 0
         for name in self._tensors:
             size = num_bytes(self.describe([name]))
-            if size > room:
+            if size > free:
                 parts.append([])
-                room = max_bytes
+                free = max_bytes
             parts[-1].append(name)
-            room -= size
+            free -= size
         return parts
 
     def describe(self, part: ParameterNames) -> list[TensorInfo]:
-        """Names, dtypes and shapes of what `bucket` returns, without gathering anything."""
+        """Return names, dtypes and shapes of the tensors that `bucket` copies, without gathering them."""
         shapes = {name: torch.empty(full_shape(self._tensors[name]), device="meta") for name in part}
         infos: list[TensorInfo] = []
         for name, shape in shapes.items():
-            dtype = str(self._dtype_of(self._tensors[name])).removeprefix("torch.")
+            dtype = str(self._saved_dtype(self._tensors[name])).removeprefix("torch.")
             infos += [(key, dtype, tuple(t.shape)) for key, t in self._convert({name: shape}).items()]
         return infos
 
     def bucket(self, part: ParameterNames, memory: HostBuffer | None) -> NDArray[np.uint8] | None:
-        """The bytes of a part's tensors back to back, in the order of `describe`, until `memory` is used again.
+        """Return the concatenated bytes of a part, in the order of `describe`; valid until `memory` is used again.
 
-        All ranks must call this together; those that do not want the result pass None, and get None.
+        All ranks must call this together. Ranks that do not need the result pass None, and get None.
         """
         if memory is None:
             self._copy(part, None)
@@ -104,7 +103,7 @@ class CheckpointWeights:
         return bucket.numpy()
 
     def copies(self, memory: HostBuffer | None, shard_bytes: int = SHARD_BYTES) -> list[dict[str, Tensor]]:
-        """All weights on the CPU, in shards; see `bucket` for `memory`."""
+        """Copy all weights to the CPU, in shards; see `bucket` for `memory`."""
         parts = self.parts(shard_bytes)
         layouts = [[] if memory is None else self.describe(part) for part in parts]
         slices = [] if memory is None else memory.slices(_sizes(chain(*layouts)))
@@ -119,24 +118,24 @@ class CheckpointWeights:
         return shards
 
     def _copy(self, part: ParameterNames, targets: Sequence[Tensor] | None) -> None:
-        """Copy the tensors of a part into `targets`, bytes in the order of `describe`; None: only help to gather it."""
+        """Copy a part's bytes into `targets`, in the order of `describe`; with None, only take part in gathering."""
         tensors = [self._tensors[name] for name in part]
         with self._gather(tensors):
             if targets is not None:
                 values = (
                     value
                     for name, tensor in zip(part, tensors, strict=True)
-                    for value in self._convert({name: tensor.detach().to(self._dtype_of(tensor))}).values()
+                    for value in self._convert({name: tensor.detach().to(self._saved_dtype(tensor))}).values()
                 )
                 copy_bytes(zip(values, targets, strict=True))
 
-    def _dtype_of(self, tensor: Tensor) -> torch.dtype:
-        """Some models keep a few tensors in float32, such as the correction of a router, and their engines do too."""
+    def _saved_dtype(self, tensor: Tensor) -> torch.dtype:
+        """Return the dtype to save; a few tensors stay in float32, such as a router's correction, as in the engines."""
         return self._dtype if tensor.dtype == self._model.dtype else tensor.dtype
 
 
 def names_in(model: PreTrainedModel) -> Callable[[str], str]:
-    """Gives the name in the model of a tensor in the files that it is read from; they may have older names."""
+    """Return a function from a tensor's name in the model's files, which may be an older one, to its current name."""
     names = dict.fromkeys(model.state_dict(keep_vars=True), True)
     transforms: list[WeightTransform] = getattr(model, "_weight_conversions", None) or get_model_conversion_mapping(
         model
@@ -148,9 +147,9 @@ def names_in(model: PreTrainedModel) -> Callable[[str], str]:
 
 
 def other_tensors(model: PreTrainedModel, source: Path) -> list[dict[str, Tensor]]:
-    """What the folder that a model came from has beside the model's weights, by file, as views of the files.
+    """Return the tensors in the model folder `source` that the model does not use, by file, as views of the files.
 
-    Such as a vision tower, where only the language model is trained: engines load the whole folder, and want it all.
+    An example is the vision tower when only the language model is trained. Engines load the full folder and need it.
     """
     names, name_of = model.state_dict(keep_vars=True).keys(), names_in(model)
     others = []
@@ -161,16 +160,16 @@ def other_tensors(model: PreTrainedModel, source: Path) -> list[dict[str, Tensor
 
 
 def files_that_transformers_reads(folder: Path) -> list[Path]:
-    """A folder may hold the same weights again, under the names of another library."""
+    """Return a folder's weight files. Other files may hold the same weights under another library's names."""
     if (index := folder / INDEX).exists():
         return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
     return [path for path in [folder / "model.safetensors"] if path.exists()]
 
 
 def write_model(shards: Sequence[Mapping[str, Tensor]], folder: Path, source: Path, dtype: torch.dtype) -> None:
-    """Write `CheckpointWeights.copies` and `other_tensors` as a model folder that transformers and vLLM can load.
+    """Write `CheckpointWeights.copies` and `other_tensors` as a model folder for transformers and vLLM.
 
-    Config, tokenizer, chat template and generation config are copied from the folder `source` that the model came from.
+    Config, tokenizer, chat template and generation config are copied from `source`, the folder of the base model.
 
     Raises:
         OSError: The disk is full or read-only.
@@ -195,15 +194,15 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
-    except SafetensorError as error:  # it has no error number
+    except SafetensorError as error:  # it has no errno
         full = shutil.disk_usage(path.parent).free < sum(tensor.nbytes for tensor in tensors.values())
         number = errno.ENOSPC if full else errno.EIO
         raise OSError(number, os.strerror(number)) from error
-    path.chmod(0o644)  # safetensors makes it 0600; an engine may run as another user
+    path.chmod(0o644)  # safetensors sets 0600, but an engine may run as another user
 
 
 def as_bytes(tensors: Sequence[Tensor]) -> NDArray[np.uint8]:
-    """The bytes of CPU tensors back to back, in the order of `describe`."""
+    """Return the concatenated bytes of CPU tensors, in the order of `describe`."""
     buffer = np.empty(sum(tensor.nbytes for tensor in tensors), dtype=np.uint8)
     start = 0
     for tensor in tensors:
@@ -213,7 +212,7 @@ def as_bytes(tensors: Sequence[Tensor]) -> NDArray[np.uint8]:
 
 
 def copy_companions(source: Path, folder: Path, dtype: torch.dtype) -> None:
-    """Copy all files of a model folder but the weights; the config's dtype becomes that of the written weights."""
+    """Copy all files of a model folder except the weights, and set `dtype` in the config."""
     for file in source.iterdir():
         if file.is_file() and not set(file.suffixes) & WEIGHT_FILES:
             shutil.copyfile(file, folder / file.name)

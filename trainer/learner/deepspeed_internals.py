@@ -1,7 +1,8 @@
-"""Every use of an undocumented part of DeepSpeed goes through this module.
+"""All uses of undocumented parts of DeepSpeed.
 
-Each function names the upstream object that it uses, why it needs it, and what would make the function unnecessary.
-DeepSpeed is not imported here: it must be imported for a rank's device, and benchmarks of the model run without it.
+Each function names the upstream object that it uses, the reason, and the change that would make the function
+unnecessary. This module does not import DeepSpeed: it must be imported for a rank's device, and some benchmarks run
+without it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from torch import distributed as dist
 
 
 def log_errors_only(deepspeed: Any) -> None:
-    """Keep DeepSpeed's warnings out of the logs: they are only about skipped updates, which StepReport has.
+    """Keep DeepSpeed's warnings out of the logs: they only report skipped updates, as StepReport does.
 
     Uses: `deepspeed.utils.set_log_level_from_string`.
-    Why: DeepSpeed's logger has a level and a handler of its own.
+    Why: DeepSpeed's logger has a separate level and handler.
     Unnecessary once: DeepSpeed documents how to set the level.
     """
     deepspeed.utils.set_log_level_from_string("error")
@@ -31,8 +32,8 @@ def build_no_operations(deepspeed: Any) -> None:
     """Keep DeepSpeed from compiling operations, and from searching for compilers.
 
     Uses: `deepspeed.ops.__compatible_ops__`, the table of operations that it may build.
-    Why: on CPUs DeepSpeed would compile a shared-memory all-reduce with g++ at first use (30 s, and an error without a
-    compiler); gloo does not need it. It also searches for compilers to fill the table.
+    Why: on CPUs DeepSpeed would compile a shared-memory all-reduce with g++ at first use, although gloo does not need
+    it. This takes 30 s, and fails without a compiler. DeepSpeed also searches for compilers to fill the table.
     Unnecessary once: a setting or an environment variable turns the compilation off.
     """
     deepspeed.ops.__compatible_ops__ = {}
@@ -55,15 +56,16 @@ def full_size(parameter: Tensor) -> int:
     """Return the number of elements of a parameter before it was partitioned.
 
     Uses: `ds_numel` of a parameter.
-    Why, and until when: as `full_shape`.
+    Why: as for `full_shape`.
+    Unnecessary once: DeepSpeed documents how to read the size without gathering the parameter.
     """
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def partition(init: Any, parameter: Any, device: torch.device) -> None:
-    """Keep this rank's part of a parameter, which all ranks have in full; a partitioned one stays as it is.
+    """Keep only this rank's part of a parameter that all ranks have in full; skip a partitioned parameter.
 
-    `init` is a `deepspeed.zero.Init`. The parameter is empty afterwards, on the device where DeepSpeed will gather it.
+    `init` is a `deepspeed.zero.Init`. Afterwards the parameter is empty and on the device where DeepSpeed gathers it.
 
     Uses: `Init._convert_to_deepspeed_param`, and `ds_id` and `partition` of a parameter.
     Why: the documented way copies each parameter to the device and broadcasts it, though all ranks have it.
@@ -83,7 +85,7 @@ class ClippedAdamW(torch.optim.AdamW):
     """AdamW that clips gradients to `max_norm` and skips steps with a non-finite gradient, for ZeRO stage 0.
 
     Uses: `overflow` and `_global_grad_norm`, which DeepSpeed's engine reads from its optimizer.
-    Why: DeepSpeed's own optimizers, which clip and skip, are those of ZeRO stages 1 to 3 only.
+    Why: DeepSpeed's own optimizers clip and skip only at ZeRO stages 1 to 3.
     Unnecessary once: DeepSpeed clips and skips at stage 0 in float32, too.
     """
 
@@ -105,7 +107,7 @@ class ClippedAdamW(torch.optim.AdamW):
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """`size` elements of a parameter from `start` on, which are at `offset` of `held`, a tensor that Adam updates."""
+    """`size` elements of a parameter from `start` on, stored at `offset` in `held`, a tensor that Adam updates."""
 
     name: str
     start: int
@@ -114,7 +116,7 @@ class Fragment:
     offset: int
 
     def of(self, flat: Tensor) -> Tensor:
-        """This fragment of `held` or of one of its moments: [size]."""
+        """Return this fragment [size] as a view of `flat`, which is `held` or one of its moments."""
         return flat.detach().view(-1).narrow(0, self.offset, self.size)
 
 
@@ -123,7 +125,7 @@ def fragments(engine: Any, stage: int) -> Iterator[Fragment]:
 
     Uses: at stages 1 and 2 `_hp_mapping` of a parameter, at stage 3 `grad_position`, `get_param_id` and
     `fp32_partitioned_groups_flat` of the optimizer.
-    Why: DeepSpeed's checkpoints are pickled, and a program must convert them for another number of ranks or stage.
+    Why: DeepSpeed's checkpoints are pickled, and need conversion for another number of ranks or another stage.
     Unnecessary once: DeepSpeed documents where the state of a parameter is, for every stage.
     """
     optimizer = engine.optimizer
@@ -145,7 +147,8 @@ def fragments(engine: Any, stage: int) -> Iterator[Fragment]:
 def trained_sizes(engine: Any) -> dict[str, int]:
     """Return the full number of elements of each trained parameter, by name.
 
-    Uses, why and until when: as `full_size`.
+    Uses and why: as for `full_size`.
+    Unnecessary once: `full_size` is unnecessary.
     """
     return {name: full_size(parameter) for name, parameter in _trained(engine)}
 
@@ -155,33 +158,33 @@ def _trained(engine: Any) -> Iterator[tuple[str, Any]]:
 
 
 def adam_state(engine: Any) -> Any:
-    """Return the state of Adam: its moments by the tensor that they belong to, `held` of a fragment.
+    """Return Adam's state: a dictionary from `Fragment.held` to its moments.
 
     Uses: `DeepSpeedEngine.basic_optimizer`.
-    Why: the optimizers of ZeRO wrap ours, and do not give all of its state.
-    Unnecessary once: `fragments` is.
+    Why: ZeRO's optimizers wrap ours, and do not expose all of its state.
+    Unnecessary once: `fragments` is unnecessary.
     """
     return engine.basic_optimizer.state
 
 
 def begin_state_update(engine: Any, stage: int) -> None:
-    """Prepare the optimizer for new contents of its fragments.
+    """Prepare the optimizer for new values in its fragments.
 
     Uses: `checkpoint_event_prologue` of the optimizer of stage 3.
-    Why: small parameters are whole on all ranks between updates.
-    Unnecessary once: `fragments` is.
+    Why: between updates, all ranks hold small parameters in full.
+    Unnecessary once: `fragments` is unnecessary.
     """
     if stage == 3:
         engine.optimizer.checkpoint_event_prologue()
 
 
 def finish_state_update(engine: Any, stage: int) -> None:
-    """Copy the weights of the fragments to those that the model computes with, as DeepSpeed does after an update.
+    """Copy the fragments' weights to the weights that the model computes with, as DeepSpeed does after an update.
 
     Uses: `update_lp_params` of the optimizer at stages 1 and 2; `fp16_partitioned_groups_flat`,
     `fp32_partitioned_groups_flat` and `checkpoint_event_epilogue` at stage 3.
-    Why: DeepSpeed copies them in a step only, and a checkpoint of ours is loaded without one.
-    Unnecessary once: `fragments` is.
+    Why: DeepSpeed copies them only in a step, and our checkpoints are loaded without a step.
+    Unnecessary once: `fragments` is unnecessary.
     """
     optimizer = engine.optimizer
     if stage in (1, 2):

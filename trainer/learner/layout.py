@@ -1,4 +1,4 @@
-"""The layout of a bucket of weights, which learner and engines exchange; without torch, since planning uses it too."""
+"""Layout of weight buckets, which the learner sends to engines; without torch, since planning uses it, too."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ ITEMSIZES = {
 TensorInfo = tuple[str, str, tuple[int, ...]]
 """Name, dtype (such as "bfloat16") and shape."""
 Layout = list[TensorInfo]
-"""The tensors of a bucket, stored back to back."""
+"""Bucket layout: the tensors of a bucket in the order of their bytes, without gaps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What an engine did with one version's buckets.
+    """Result of loading one version's buckets into an engine.
 
-    `checksums` has one entry per worker process of the engine: the sum of those of the buckets that it loaded.
-    `missed` are tensors of them that no parameter took. `pause_s` is the pause of generation.
+    `checksums` has one entry per worker process of the engine: the sum of the checksums of all buckets that it loaded.
+    `missed` names the tensors that matched no parameter. `pause_s` is how long generation paused.
     """
 
     pause_s: float
@@ -34,5 +34,5 @@ class Loaded:
 
 
 def num_bytes(layout: Iterable[Sequence[Any]]) -> int:
-    """Total bytes of tensors, each given as [name, dtype, shape]."""
+    """Return the total bytes of tensors, each given as [name, dtype, shape]."""
     return sum(math.prod(shape) * ITEMSIZES[dtype] for _, dtype, shape in layout)

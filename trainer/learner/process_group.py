@@ -1,4 +1,4 @@
-"""Process groups: that of the ranks under DeepSpeed, and that which broadcasts weights from rank 0 to all engines."""
+"""Process groups: DeepSpeed's group of ranks, and the group that broadcasts weights from rank 0 to all engines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent_rft.trainer.learner.deepspeed_internals import build_no_operations, l
 
 
 def join(on_gpu: bool, timeout_s: float, rank: int, world_size: int, address: str | None) -> Any:
-    """Connect to the other ranks; returns the module deepspeed, imported for this device, with its logs silenced."""
+    """Connect to the other ranks; return the deepspeed module, imported for this device, with its logs silenced."""
     host, port = (address or f"127.0.0.1:{free_port()}").rsplit(":", 1)
     os.environ |= {
         "DS_ACCELERATOR": "cuda" if on_gpu else "cpu",
@@ -36,14 +36,14 @@ def join(on_gpu: bool, timeout_s: float, rank: int, world_size: int, address: st
     build_no_operations(deepspeed)
     backend, timeout = "nccl" if on_gpu else "gloo", timedelta(seconds=timeout_s)
     if host.startswith("127.") and not dist.is_initialized():
-        _meet(backend, timeout, host, int(port), rank, world_size)
+        _init_loopback_group(backend, timeout, host, int(port), rank, world_size)
     deepspeed.init_distributed(
         dist_backend=backend, auto_mpi_discovery=False, timeout=timeout, rank=rank, world_size=world_size
     )
     return deepspeed
 
 
-def _meet(backend: str, timeout: timedelta, host: str, port: int, rank: int, world_size: int) -> None:
+def _init_loopback_group(backend: str, timeout: timedelta, host: str, port: int, rank: int, world_size: int) -> None:
     dist.init_process_group(
         backend,
         store=meeting_store(host, port, rank, world_size, timeout),
@@ -55,12 +55,12 @@ def _meet(backend: str, timeout: timedelta, host: str, port: int, rank: int, wor
 
 
 def meeting_store(host: str, port: int, rank: int, world_size: int, timeout: timedelta) -> Any:
-    """The store by which the members of a group meet; rank 0 serves it.
+    """Return the rendezvous store of a group, which rank 0 serves.
 
-    Locally it listens at a socket of ours, since torch's own would listen on all addresses.
+    On a loopback address it listens on our own socket, since torch's socket would listen on all addresses.
     """
     listener = loopback_socket(host, port) if rank == 0 else None
-    return dist.TCPStore(  # type: ignore[attr-defined]  # public, but torch's stubs do not say so
+    return dist.TCPStore(  # type: ignore[attr-defined]  # public, but missing in torch's stubs
         host,
         port,
         world_size,
@@ -81,9 +81,9 @@ def free_port() -> int:
 
 
 def loopback_socket(host: str, port: int) -> socket.socket | None:
-    """A socket that listens at `host`, for a server that would listen on all addresses; None for other machines' too.
+    """Return a socket that listens only on `host`, if `host` is a loopback address; else None.
 
-    On a cluster, the address by which Ray knows a node may not be one of its own.
+    For other hosts, a server has to listen on all addresses: Ray's address of a node may not be one of its interfaces.
     """
     return socket.create_server((host, port)) if host.startswith("127.") else None
 
@@ -92,8 +92,8 @@ def loopback_socket(host: str, port: int) -> socket.socket | None:
 
 
 TIMEOUT_S = 120.0
-"""Timeout to form the group, and of one bucket. Exceeding it means that a member is lost: gloo raises an error, NCCL
-ends the process."""
+"""Timeout for forming the group, and for sending one bucket. It expires if a member is lost: then gloo raises an
+error, and NCCL ends the process."""
 SENDER = 0
 
 
@@ -101,9 +101,9 @@ class Broadcast:
     """Member `rank` of a group of `size` processes."""
 
     def __init__(self, address: str, rank: int, size: int, device: torch.device) -> None:
-        """Join the group; returns when all members have joined.
+        """Join the group, and wait until all members have joined.
 
-        `address` is the host:port of a free port at the sender.
+        `address` is the host:port of a free port on the sender's node.
         """
         host, port = address.rsplit(":", 1)
         self._device = device
@@ -120,15 +120,15 @@ class Broadcast:
         self._from_sender.rootRank = SENDER
 
     def send(self, data: Tensor) -> None:
-        """Send bytes (uint8, on any device) to all other members; returns when the tensor may be changed.
+        """Send bytes (uint8, on any device) to all other members; return when the tensor may be changed.
 
         Raises:
-            RuntimeError: a member is lost.
+            RuntimeError: A member is lost.
         """
         self._transfer(data.to(self._device))
 
     def receive(self, num_bytes: int) -> Tensor:
-        """The bytes that the sender sends, on this member's device; raises like `send`."""
+        """Return the bytes from the sender, on this member's device; raises the same errors as `send`."""
         data = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         self._transfer(data)
         return data

@@ -1,7 +1,7 @@
-"""One rank of the learner: a model under DeepSpeed. Every method runs on all ranks of a group together.
+"""One rank of the learner: a model under DeepSpeed. All ranks of a group must call each method together.
 
-DeepSpeed's averaging is undone: an update's gradient is that of one loss over all trained tokens of all micro-batches
-on all ranks, whatever their number. Nothing here is random: on a CPU, the same sequences give bitwise equal results.
+DeepSpeed's averaging is undone: an update's gradient is the gradient of one loss over all trained tokens of all
+micro-batches on all ranks. No step is random: on a CPU, the same sequences give bitwise equal results.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from agent_rft.trainer.model.products import use_faster_products
 from agent_rft.types import Converted, LearnerLayout, StepReport
 
 SKIPS_ALLOWED = 2
-"""Updates in a row that may be skipped for a non-finite gradient: one may be chance in bfloat16, three are a bug."""
+"""Consecutive updates that may be skipped for a non-finite gradient. In bfloat16 one may be chance; three are a bug."""
 PEERS_TIMEOUT_S = 86_400.0
-"""How long a rank waits for others: the group finds a hang earlier, and knows how long a step may take."""
+"""Timeout for other ranks. It is long because the group detects a hang earlier, from the expected time of a step."""
 
 
 class LearnerRank:
-    """Rank `rank` of `world_size`; `address` is the host:port at rank 0 where the ranks connect."""
+    """Rank `rank` of `world_size` ranks, which connect at `address`, a host:port of rank 0."""
 
     def __init__(self, config: LearnerConfig, rank: int = 0, world_size: int = 1, address: str | None = None) -> None:
         torch.set_num_threads(config.rank_cores)
@@ -64,7 +64,7 @@ class LearnerRank:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
         self._engine = start_engine(config, policy, self._deepspeed)
         refuse_if_wrong(self.policy, self._device)
-        # On GPUs the kernels for packed sequences take no tree.
+        # The GPU kernels for packed sequences do not support prefix trees.
         self._shares = not config.on_gpu and shares_prefixes(self.policy, self._device)
         keeps_start = config.algorithm.kl_coef > 0 and config.lora is None
         self._start = self._load_policy(self._device).requires_grad_(False).eval() if keeps_start else None
@@ -79,20 +79,20 @@ class LearnerRank:
         layout = LearnerLayout(world_size, config.stage, config.dtype)
         memory = SnapshotMemory(lock_pages)
         self._state = RankState(self._engine, rank, layout, self._weights, self._model, config.files, memory)
-        self._asleep = Asleep(self._device, HostBuffer(lock_pages, ASLEEP_SLACK))
+        self._cpu_offload = Asleep(self._device, HostBuffer(lock_pages, ASLEEP_SLACK))
         self._step = 0
         self._skipped = 0
 
     # -- training ------------------------------------------------------------------------------------------------------
 
     def step(self, updates: Sequence[Sequence[MicroBatch]], version: int) -> StepReport:
-        """One optimizer step per update (this rank's micro-batches of a mini-batch), starting from policy `version`.
+        """Run one optimizer step per update (this rank's micro-batches of a mini-batch), starting at policy `version`.
 
-        With several updates, the proximal log-probabilities of all of them are computed before the first; with one
-        update, they are those of the same forward pass.
+        With several updates, all proximal log-probabilities are computed before the first update. With one update,
+        they come from its own forward pass.
 
         Raises:
-            Halted: three updates in a row had a gradient that is not finite.
+            Halted: Three updates in a row had a gradient that is not finite.
         """
         rate = learning_rate(
             self._step,
@@ -132,7 +132,7 @@ class LearnerRank:
         self, batch: DeviceBatch, proximal: Tensor | None, denominator: float, version: int
     ) -> tuple[Tensor, Sums]:
         start = self._start_logprobs(batch)
-        with self._saving():
+        with self._offload_activations():
             logprobs, entropies = self._engine(batch=batch)
         if self._config.method == "supervised":
             loss, sums = objective.supervised(batch, logprobs, denominator)
@@ -142,8 +142,8 @@ class LearnerRank:
             sums |= objective.logprob_gap(batch, proximal, version)
         return loss, sums | {"loss": loss.detach(), "entropy": entropies.sum()}
 
-    def _saving(self) -> AbstractContextManager[Any]:
-        """In it, what the forward pass keeps for the backward pass is moved to the node's memory if it should be."""
+    def _offload_activations(self) -> AbstractContextManager[Any]:
+        """Return a context manager that stores activations in host memory if the job offloads them."""
         if self._config.offload != "optimizer_and_activations":
             return nullcontext()
         return torch.autograd.graph.save_on_cpu(pin_memory=self._config.on_gpu)
@@ -151,7 +151,7 @@ class LearnerRank:
     def _start_logprobs(self, batch: DeviceBatch) -> Tensor | None:
         if self._config.method == "supervised" or self._config.algorithm.kl_coef == 0:
             return None
-        if self._start is None:  # LoRA: the policy holds the start model
+        if self._start is None:  # LoRA: the policy contains the reference model
             with as_start(self.policy):
                 return self._logprobs(batch)
         with torch.no_grad():
@@ -164,7 +164,7 @@ class LearnerRank:
         return [[self._logprobs(batch) for batch in update] for update in batches]
 
     def _logprobs(self, batch: DeviceBatch) -> Tensor:
-        self._engine.eval()  # under ZeRO-3 a forward pass without a backward must not enter the parameter trace
+        self._engine.eval()  # under ZeRO-3, a forward pass without a backward pass must not enter the parameter trace
         with torch.no_grad():
             logprobs: Tensor = self._engine(batch=batch)[0]
         self._engine.train()
@@ -199,7 +199,7 @@ class LearnerRank:
         }
 
     def _add_up(self, numbers: Sequence[float]) -> list[float]:
-        """The sums over all ranks, equal on each."""
+        """Return the sums over all ranks, equal on all ranks."""
         tensor = torch.tensor(numbers, dtype=torch.float64, device=self._device)
         dist.all_reduce(tensor)
         return [float(number) for number in tensor.tolist()]
@@ -207,9 +207,9 @@ class LearnerRank:
     # -- evaluation ----------------------------------------------------------------------------------------------------
 
     def logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Log-probabilities of each token but the first, as engines compute them for prompts: [T] -> [T - 1].
+        """Return log-probabilities [T - 1] of all tokens [T] except the first, at temperature 1.
 
-        They are at temperature 1, given the tokens before it.
+        Engines compute the same values for prompts.
         """
         sequence = WeightedSequence(token_ids, (np.arange(len(token_ids)) > 0).astype(np.float32))
         [[micro_batch]] = pack([sequence], num_ranks=1, budget=self._config.micro_batch_tokens)
@@ -222,7 +222,7 @@ class LearnerRank:
         return logprobs
 
     def supervised_loss(self, micro_batches: Sequence[MicroBatch]) -> float:
-        """Weighted cross-entropy per unit of weight of all ranks' micro-batches, without training on them."""
+        """Return the weighted mean cross-entropy of all ranks' micro-batches, without training on them."""
         batches = [self._on_device(batch) for batch in micro_batches]
         losses = [float(objective.supervised(batch, self._logprobs(batch), 1.0)[0]) for batch in batches]
         loss, weight = self._add_up([sum(losses), sum(batch.total_weight for batch in micro_batches)])
@@ -231,9 +231,9 @@ class LearnerRank:
     # -- weights and state ---------------------------------------------------------------------------------------------
 
     def bucket_plan(self, max_bytes: int) -> list[list[TensorInfo]]:
-        """Name, dtype and shape of each tensor of the buckets 0, 1, ... of `gather_bucket`, in order.
+        """Return name, dtype and shape of each tensor in the buckets 0, 1, ... of `gather_bucket`, in order.
 
-        Names are those of the model's checkpoint, with tied weights once. A bucket holds at most `max_bytes`, or a
+        Names are the names in the model's checkpoint, with tied weights once. A bucket holds at most `max_bytes`, or a
         single larger parameter.
         """
         self._parts = self._weights.parts(max_bytes)
@@ -243,9 +243,9 @@ class LearnerRank:
         return plan
 
     def gather_bucket(self, index: int) -> NDArray[np.uint8] | None:
-        """The bytes of bucket `index` of the last plan on rank 0, None elsewhere.
+        """Return the bytes of bucket `index` of the last plan on rank 0, and None on other ranks.
 
-        All buckets are gathered into the same memory: the next call overwrites the bytes of this one.
+        All buckets are gathered into the same memory, so the next call overwrites these bytes.
         """
         return self._weights.bucket(self._parts[index], self._bucket if self._rank == 0 else None)
 
@@ -253,12 +253,12 @@ class LearnerRank:
         """Become the sender of a group of engines, which replaces the previous group.
 
         Raises:
-            EngineFailed: not all members joined.
+            EngineFailed: Not all members joined.
         """
         try:
-            if (before := self._broadcast) is not None:
+            if (previous := self._broadcast) is not None:
                 self._broadcast = None
-                before.close()
+                previous.close()
             self._broadcast = Broadcast(address, SENDER, size, self._device)
         except RuntimeError as error:  # torch's errors of stores and groups derive from it
             what = "cannot open a broadcast to the engines"
@@ -268,7 +268,7 @@ class LearnerRank:
         """Broadcast a bucket of `gather_bucket`.
 
         Raises:
-            EngineFailed: a member of the group is lost.
+            EngineFailed: A member of the group is lost.
         """
         assert self._broadcast is not None
         try:
@@ -278,16 +278,16 @@ class LearnerRank:
             raise EngineFailed(f"{what}: {error}", public=what) from error
 
     def snapshot(self) -> None:
-        """Copy to host memory all that `write` writes, in place of the snapshot before; then training may go on.
+        """Copy model and training state to host memory, replacing the previous snapshot. Then training can continue.
 
-        Waits for a `write` of the snapshot before.
+        Waits until the previous snapshot is no longer being written.
         """
         self._state.take(self._step, self._skipped)
 
     def write(self, folder: Path) -> None:
-        """Write the snapshot, once: the model for transformers and vLLM, and the state for `load`.
+        """Write the snapshot, once: the model for transformers and vLLM, and the training state for `load`.
 
-        Runs beside the other methods, in another thread.
+        May run in another thread, concurrently with the other methods.
 
         Raises:
             OSError: The disk is full or read-only. The snapshot can be written again.
@@ -295,29 +295,30 @@ class LearnerRank:
         self._state.write(folder)
 
     def load(self, folder: Path) -> Converted | None:
-        """Restore weights, optimizer and schedule as of `snapshot`; there is no random state.
+        """Restore weights, optimizer and schedule as of `snapshot`; the learner has no random state.
 
-        Returns what was converted, if another layout wrote the folder. The same layout continues bitwise equally.
+        Returns the conversion if another layout wrote the folder. With the same layout, training continues bitwise
+        equally.
 
         Raises:
-            UserError: The folder is incomplete, or what was trained is not what is trained now.
+            UserError: The folder is incomplete, or it was trained with another `lora` setting.
         """
         self._step, self._skipped, converted = self._state.load(folder)
         return converted
 
     def sleep(self) -> None:
-        """Give the GPU's memory back; no method that computes may be called until `wake`."""
+        """Free the GPU memory. Methods that compute cannot be called until `wake`."""
         if self._config.on_gpu:
-            self._asleep.leave()
+            self._cpu_offload.leave()
 
     def wake(self) -> None:
-        """Take the GPU's memory again, with the same contents.
+        """Allocate the GPU memory again, and restore its contents.
 
         Raises:
-            torch.OutOfMemoryError: Another process did not give it back in time.
+            torch.OutOfMemoryError: Another process did not free the memory in time.
         """
         if self._config.on_gpu:
-            self._asleep.come_back()
+            self._cpu_offload.come_back()
 
     @property
     def policy(self) -> Policy:

@@ -1,4 +1,4 @@
-"""The configuration of a learner rank, and the DeepSpeed engine that follows from it."""
+"""Configuration of a learner rank, and creation of its DeepSpeed engine."""
 
 from __future__ import annotations
 
@@ -23,16 +23,20 @@ BETAS = (0.9, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class LearnerConfig:
-    """The configuration of a rank.
+    """Configuration of a learner rank.
 
-    `model` is a local folder; with `lora`, that of an adapter too, whose training goes on. `steps` is the number of
-    `step` calls in the whole job, for the learning rate schedule; `warm_up_steps` of them are its warm-up, None: 3 %.
-    `algorithm` includes the sampling temperature.
-    `collective_timeout_s` bounds each call of all ranks but a long step, whose limit follows from its tokens and the
-    steps before; `assumed_token_s` is the plan's time per token, 0: unknown. `files` are written beside those of the
-    start model; None: only those. `end_token_ids` end a turn in the engine, and so in the masks of constrained
-    decoding; none: the tokenizer's own end token. `offload` says what is kept in the node's memory instead of the
-    GPU's. A new adapter is drawn from `seed`.
+    Attributes:
+        model: A local folder with a full model or, with `lora`, with an adapter whose training continues.
+        steps: Number of `step` calls in the job, for the learning rate schedule.
+        warm_up_steps: Warm-up steps of the schedule; None: 3 % of `steps`.
+        algorithm: Settings of the loss, and the sampling temperature.
+        collective_timeout_s: Limit of each call of all ranks. Long steps get a limit computed from their tokens
+            and the time of earlier steps.
+        assumed_token_s: Seconds per token in the plan; 0: unknown.
+        files: Files to write in addition to the base model's files; None: no additional files.
+        end_token_ids: The engine's stop tokens, for masks of constrained decoding; empty: the tokenizer's end token.
+        offload: State to hold in host memory instead of GPU memory.
+        seed: Random seed of a new adapter.
     """
 
     model: Path
@@ -83,11 +87,11 @@ def start_engine(config: LearnerConfig, policy: Policy, deepspeed: Any) -> Any:
         "steps_per_print": None,
     }
     if config.offload != "none":
-        settings["zero_force_ds_cpu_optimizer"] = False  # its own Adam needs a compiler; torch's is fused, too
+        settings["zero_force_ds_cpu_optimizer"] = False  # DeepSpeed's Adam needs a compiler; torch's is fused, too
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": config.on_gpu}
     if stage == 3:
         refuse_partitions(policy)
-        # Weights are partitioned since they were read; here those follow that were not in the files.
+        # Weights from the files were partitioned while they were read. This partitions the others.
         deepspeed.zero.Init(module=policy, config_dict_or_path=settings, dtype=getattr(torch, config.dtype))
     options: dict[str, Any] = {"lr": 0.0, "betas": BETAS, "weight_decay": 0.0, "fused": True}
     optimizer = torch.optim.AdamW(trained, **options) if stage > 0 else ClippedAdamW(trained, GRADIENT_NORM, **options)
@@ -97,11 +101,13 @@ def start_engine(config: LearnerConfig, policy: Policy, deepspeed: Any) -> Any:
 
 
 def refuse_partitions(policy: Policy) -> None:
-    """Refuse ZeRO stage 3 for layers that run per sequence: ranks would gather their weights differently often.
+    """Refuse ZeRO stage 3 for layers that run per sequence.
+
+    Ranks would gather the weights of these layers a different number of times.
 
     Raises:
         UserError: The policy has such layers.
     """
     if policy.mixers:
-        what = f"ZeRO stage 3 does not train {type(policy.mixers[0]).__name__}, which runs per sequence"
+        what = f"ZeRO stage 3 does not support {type(policy.mixers[0]).__name__}, which runs per sequence"
         raise UserError(f"{what}; set cluster.zero_stage to 2")

@@ -1,4 +1,4 @@
-"""The model that training starts from: the whole of it, or a base and an adapter, new or trained before."""
+"""The model that training starts from: a full model, or a base model with a new or existing adapter."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from agent_rft.trainer.model.lora import add_adapter, targets_of
 from agent_rft.trainer.model.policy import Policy, load_policy
 
 ONE_BY_ONE = "HF_DEACTIVATE_ASYNC_LOAD"
-"""Transformers' variable: without it, its threads hold tensors of another dtype or layout before they are wanted."""
+"""Transformers' environment variable. Without it, loader threads convert tensors before they are needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartModel:
-    """The model in `folder`, of which `lora` (None: all) is trained; an `adapter` that is there goes on."""
+    """The model in `folder`, to train in full or, with `lora`, with an adapter; an existing `adapter` is continued."""
 
     folder: Path
     dtype: torch.dtype
@@ -35,10 +35,10 @@ class StartModel:
 
     @classmethod
     def of(cls, folder: Path, dtype: torch.dtype, lora: LoraSpec | None) -> StartModel:
-        """Find out what is in a folder.
+        """Read whether a folder contains a full model or an adapter.
 
         Raises:
-            UserError: It is an adapter of another shape than `lora`.
+            UserError: The folder contains an adapter with another shape than `lora`.
         """
         adapter = AdapterFolder.read(folder)
         if adapter is not None:
@@ -51,16 +51,16 @@ class StartModel:
 
     @property
     def trained(self) -> str:
-        """What is trained, in words: two of different words cannot go on with each other's state."""
+        """Human-readable name of the trained weights. A checkpoint loads only if its name is the same."""
         return "all weights" if self.lora is None else f"LoRA of {self.lora}"
 
     def load(
         self, temperature: float, seed: int, reading: AbstractContextManager[object], *, keeps_start: bool
     ) -> Policy:
-        """The policy, whose weights are read inside `reading`; with LoRA and `keeps_start` it computes `as_start` too.
+        """Load the policy; its weights are read inside `reading`. With LoRA and `keeps_start`, it supports `as_start`.
 
         Raises:
-            UserError: The learner cannot train this model, or an adapter does not fit it.
+            UserError: The learner does not support this model, or the adapter does not fit it.
         """
         with reading:
             policy = load_policy(self.base, self.dtype, temperature)
@@ -86,16 +86,16 @@ class StartModel:
 
 @contextmanager
 def sharded(deepspeed: Any, dtype: torch.dtype, device: torch.device) -> Iterator[None]:
-    """While it is open, weights that transformers reads are partitioned for ZeRO 3, each before the next is read.
+    """Context manager in which weights that transformers reads are partitioned for ZeRO 3, one at a time.
 
-    Transformers gives a model each weight as it has to be: renamed, converted and merged, and of those that are saved
-    as they are only views of the file. So the pages that are read are those of this rank's part. DeepSpeed's own way
-    would copy each weight to the device and broadcast it, though all ranks have the same files.
+    Transformers renames, converts and merges weights before it sets them in the model. Weights that need no conversion
+    are views of the file, so only the pages of this rank's part are read. DeepSpeed's own way would copy each weight to
+    the device and broadcast it, although all ranks have the same files.
     """
     init = deepspeed.zero.Init(dtype=dtype)
 
     def partition_if_read(module: nn.Module, name: str, parameter: Any) -> None:
-        # Transformers' mark of a weight that was read. A tied one is registered twice, the second time partitioned.
+        # Transformers sets this on each weight that it has read. A tied weight is registered again after partitioning.
         if getattr(parameter, "_is_hf_initialized", False):
             partition(init, parameter, device)
 

@@ -1,8 +1,8 @@
-"""The optimizer's state by parameter, so that a snapshot of any layout (ranks, ZeRO stage, dtype) loads into any other.
+"""Optimizer state by parameter, so that a snapshot of any layout (ranks, ZeRO stage, dtype) loads into any other.
 
-DeepSpeed keeps weights and Adam's moments in float32 in flat tensors, of which each rank holds a part. Here they are
-fragments: a range of the elements of one parameter. A rank's file has a tensor `kind:start:name` for each fragment, and
-`step`, Adam's count of updates, once there was one. Nothing is rounded, and nothing is pickled.
+DeepSpeed stores weights and Adam's moments in flat float32 tensors, of which each rank holds a part. This module splits
+them into fragments, each a range of elements of one parameter. A rank's file has a tensor `kind:start:name` for each
+fragment and, after the first update, Adam's update count `step`. Nothing is rounded, and nothing is pickled.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WEIGHT, MOMENTS, STEP = "weight", ("exp_avg", "exp_avg_sq"), "step"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A rank's copies in host memory: the model's shards (on rank 0), the state, and what `learner.json` says."""
+    """A rank's copies in host memory: the model's shards (on rank 0), its state, and the content of `learner.json`."""
 
     shards: list[dict[str, Tensor]]
     state: dict[str, Tensor]
@@ -51,9 +51,9 @@ class Snapshot:
 
 
 class SnapshotMemory:
-    """The host memory of a rank's snapshot. It is kept, and holds one snapshot at a time.
+    """Reused host memory for a rank's snapshots. It holds one snapshot at a time.
 
-    `in_use` is held while a snapshot is taken or written, which different threads do.
+    `in_use` is a lock that is held while a snapshot is taken or written, which happens in different threads.
     """
 
     def __init__(self, lock_pages: LockPages | None, in_use: AbstractContextManager[object] | None = None) -> None:
@@ -62,9 +62,9 @@ class SnapshotMemory:
         self._snapshot: Snapshot | None = None
 
     def take(self, copy: Callable[[HostBuffer, HostBuffer], Snapshot]) -> None:
-        """Replace the snapshot by the one that `copy` makes in the memory for shards and for the state.
+        """Replace the snapshot with the result of `copy`, called with the memory for shards and for the state.
 
-        Waits until the snapshot before is no longer written.
+        Waits until the previous snapshot is no longer being written.
         """
         with self._in_use:
             self._snapshot = None
@@ -72,7 +72,7 @@ class SnapshotMemory:
 
     @contextmanager
     def writing(self) -> Iterator[Snapshot]:
-        """Context manager that protects the snapshot while it is written; one that was written cannot be used again."""
+        """Context manager that protects the snapshot while it is written, and then drops it."""
         with self._in_use:
             assert self._snapshot is not None
             yield self._snapshot
@@ -80,10 +80,10 @@ class SnapshotMemory:
 
 
 class RankState:
-    """The snapshots of a rank, and their files in a checkpoint.
+    """Snapshots of a rank, and their files in a checkpoint.
 
-    `engine` is DeepSpeed's, of rank `rank` in a group with this `layout`. `files` are written next to those of the
-    base model; None: only those.
+    `engine` is the DeepSpeed engine of rank `rank` in a group with this `layout`. `files` are written in addition to
+    the base model's files; None: no additional files.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class RankState:
         self._memory = memory
 
     def take(self, step: int, skipped: int) -> None:
-        """Replace the snapshot by one after `step` steps, the last `skipped` updates of which were skipped."""
+        """Take a snapshot after `step` steps, the last `skipped` updates of which were skipped."""
         progress = asdict(self._layout) | {"trained": self._model.trained, "step": step, "skipped": skipped}
 
         def copy(shards: HostBuffer, state: HostBuffer) -> Snapshot:
@@ -115,7 +115,7 @@ class RankState:
         self._memory.take(copy)
 
     def write(self, folder: Path) -> None:
-        """Write the snapshot, once; may run in another thread than the other methods.
+        """Write the snapshot, once; may run in a different thread than the other methods.
 
         Raises:
             OSError: The disk is full or read-only. The snapshot can be written again.
@@ -132,10 +132,10 @@ class RankState:
                 (folder / PROGRESS).write_text(json.dumps(snapshot.progress))
 
     def load(self, folder: Path) -> tuple[int, int, Converted | None]:
-        """Restore weights and moments, and return the steps, the skipped updates, and the layouts if they differ.
+        """Restore weights and moments; return the steps, the skipped updates, and the layouts if they differ.
 
         Raises:
-            UserError: The folder is incomplete, or what was trained is not what is trained now.
+            UserError: The folder is incomplete, or it was trained with another `lora` setting.
         """
         progress: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
         if (trained := progress["trained"]) != self._model.trained:
@@ -152,13 +152,13 @@ class RankState:
 
 
 def copy_state(engine: Any, stage: int, memory: HostBuffer) -> dict[str, Tensor]:
-    """Copies of this rank's fragments in `memory`; of a state that all ranks have, rank 0 makes the copies."""
+    """Copy this rank's fragments into `memory`. At stage 0 all ranks have the same state; only rank 0 copies it."""
     if stage == 0 and dist.get_rank() > 0:
         return {}
     state: dict[str, Tensor] = {}
     adam = adam_state(engine)
     for fragment in fragments(engine, stage):
-        moments = adam.get(fragment.held, {})  # none before the first update
+        moments = adam.get(fragment.held, {})  # empty before the first update
         if moments:
             state[STEP] = moments[STEP]
         for kind, flat in {WEIGHT: fragment.held, **{kind: moments[kind] for kind in MOMENTS if moments}}.items():
@@ -167,16 +167,16 @@ def copy_state(engine: Any, stage: int, memory: HostBuffer) -> dict[str, Tensor]
 
 
 def load_state(engine: Any, stage: int, folder: Path) -> None:
-    """Restore weights and moments from the files of all ranks in `folder`, whatever the layout that wrote them.
+    """Restore weights and moments from the files of all ranks in `folder`, whichever layout wrote them.
 
     All ranks must call this together.
 
     Raises:
-        UserError: The files are of another model, or one is missing.
+        UserError: The files belong to another model, or a part is missing.
     """
     adam = adam_state(engine)
     with ExitStack() as files:
-        saved = _Saved(folder, files)
+        saved = _SavedState(folder, files)
         saved.check(trained_sizes(engine))
         begin_state_update(engine, stage)
         adam.clear()
@@ -193,8 +193,8 @@ def load_state(engine: Any, stage: int, folder: Path) -> None:
     finish_state_update(engine, stage)
 
 
-class _Saved:
-    """The files of all ranks. Only what is asked for is read."""
+class _SavedState:
+    """State files of all ranks; reads only the requested fragments."""
 
     def __init__(self, folder: Path, files: ExitStack) -> None:
         self._folder = folder
@@ -210,15 +210,15 @@ class _Saved:
                     self._pieces[kind, name].append((int(start), file.get_slice(key)))
 
     def check(self, sizes: Mapping[str, int]) -> None:
-        """Raise UserError if not all of the parameters with these sizes is there; the same on all ranks."""
+        """Raise UserError if a part of the parameters with these sizes is missing; all ranks get the same result."""
         for kind in (WEIGHT, *MOMENTS) if self.step is not None else (WEIGHT,):
             for name, size in sizes.items():
                 if sum(piece.get_shape()[0] for _, piece in self._pieces[kind, name]) != size:
-                    what = f"{self._folder} lacks a part of {name} ({kind}): it is damaged, or of another model"
-                    raise UserError(f"{what}; delete this checkpoint to continue from the one before it")
+                    what = f"{self._folder} lacks a part of {name} ({kind}): it is damaged, or belongs to another model"
+                    raise UserError(f"{what}; delete this checkpoint to continue from the previous one")
 
     def read(self, kind: str, fragment: Fragment, into: Tensor) -> None:
-        """Fill `into` with a fragment, from all pieces that overlap with it."""
+        """Fill `into` with a fragment, from all saved pieces that overlap it."""
         for start, piece in self._pieces[kind, fragment.name]:
             low = max(start, fragment.start)
             high = min(start + piece.get_shape()[0], fragment.start + fragment.size)

@@ -1,4 +1,4 @@
-"""The two training loops and what only they use: buffer, evaluation, alarms and checkpoints.
+"""The two training loops and their parts: buffer, evaluation, alarms and checkpoints.
 
-No torch, Ray or HTTP here: engines, learner and graders are called through `agent_rft.protocols`.
+Uses no torch, Ray or HTTP: engines, learner and graders are called through `agent_rft.protocols`.
 """

@@ -1,4 +1,4 @@
-"""Bounded staleness by admission control: batches form in the order in which groups were admitted, not finished."""
+"""Buffer between engines and learner. Batches form in the order of admission, not completion, to bound staleness."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ TRAIN = "train"
 
 @dataclass(slots=True)
 class Batch:
-    """Groups with a training signal, and those skipped on the way to them.
+    """Groups to train on, and the groups that were skipped before the batch was full.
 
-    `skipped` pairs a group with the reason why it has no signal, or with None if too few of its rollouts were graded.
+    `skipped` pairs a group with its kind of zero variance, or with None if too few of its rollouts were graded.
     """
 
     trained: list[Group] = field(default_factory=list)
@@ -36,24 +36,24 @@ class Batch:
 
 
 class Buffer:
-    """The groups between engines and learner, with a bound on how stale a trained group can be.
+    """Holds groups between engines and learner, and bounds the staleness of trained groups.
 
-    At most (max_staleness + 1) x batch_size groups that may still be trained are outstanding, that is, admitted but not
-    yet part of published weights. As batches form in admission order, a group admitted at version v is trained at
-    version v + max_staleness at the latest, and slow rows are trained as often as fast ones. With batch_size 2 and
-    max_staleness 1:
+    A group is outstanding if it is admitted but not yet part of published weights. At most (max_staleness + 1) x
+    batch_size outstanding groups may still be trained. As batches form in admission order, a group admitted at version
+    v is trained at version v + max_staleness at the latest, and slow rows are trained as often as fast ones. With
+    batch_size 2 and max_staleness 1:
 
         version 0    groups 0 1 2 3 are admitted; group 4 has to wait, since 4 = (1 + 1) x 2 are outstanding
                      they finish as 2 0 3 1; next_batch() waits for 1 and returns 0 1
         version 1    published(): groups 4 5 are admitted; the next batch is 2 3, one version old
         version 2    published(): groups 6 7 are admitted; the next batch is 4 5, one version old
 
-    A group without signal is skipped: the batch takes the next group instead, and its slot is free as soon as it
-    finishes, or a batch would wait for one round of new groups after another. Had group 1 finished without signal,
-    group 4 would be admitted at once and the first batch would be 0 2.
+    A zero-variance group is skipped, and the batch takes the next group instead. Its slot is free as soon as it
+    finishes; otherwise a batch could wait for several rounds of new groups. If group 1 in the example had zero
+    variance, group 4 would be admitted when group 1 finishes, and the first batch would be 0 2.
 
-    `classify(group)` returns TRAIN, the reason why the group has no signal, or None if too few of its rollouts were
-    graded. At most `max_skipped` groups per batch are replaced in this way; beyond that the batch gets smaller.
+    `classify(group)` returns TRAIN, the group's kind of zero variance, or None if too few of its rollouts were graded.
+    At most `max_skipped` groups per batch are replaced; each further skipped group makes the batch smaller.
     """
 
     def __init__(
@@ -66,42 +66,42 @@ class Buffer:
         self._admitted = 0  # index of the next group to admit
         self._batch_start = 0  # index of the first group of the batch being formed
         self._next = 0  # index of the next group to take
-        self._taken = 0  # groups with a signal that the batch being formed has
+        self._taken = 0  # number of groups to train on in the batch being formed
         self._unpublished = 0  # size of the batch taken but not yet published
         self._done: dict[int, tuple[Group, str | None]] = {}  # finished groups with their class
         self._skipped = 0  # finished groups since `_batch_start` that will not be trained
         self._changed = asyncio.Condition()
 
     def start_at(self, index: int) -> None:
-        """Begin with the group of this number, before anything is admitted: a resumed run goes on counting."""
+        """Start with the group of this number, so that a resumed run continues counting. Call it before `admit`."""
         self._admitted = self._batch_start = self._next = index
 
     @property
     def outstanding(self) -> int:
-        """Groups that are admitted but not yet part of published weights.
+        """Number of groups that are admitted but not yet part of published weights.
 
-        The batch being learned counts with its full size, however many groups it has: it becomes one version.
+        The batch in training counts with its full size, even if it has fewer groups, since it becomes one version.
         """
         return self._admitted - self._batch_start + self._unpublished
 
     @property
     def forming(self) -> tuple[int, list[int]]:
-        """The next batch: how many of its groups have finished, and the indexes of those that it waits for."""
-        rest = [i for i in range(self._next, self._admitted) if i not in self._done or self._done[i][1] == TRAIN]
-        rest = rest[: self.batch_size - self._taken]
-        waits_for = [index for index in rest if index not in self._done]
-        return self._taken + len(rest) - len(waits_for), waits_for
+        """Progress of the next batch: the number of its finished groups, and the indexes of the unfinished groups."""
+        candidates = [i for i in range(self._next, self._admitted) if i not in self._done or self._done[i][1] == TRAIN]
+        candidates = candidates[: self.batch_size - self._taken]
+        waits_for = [index for index in candidates if index not in self._done]
+        return self._taken + len(candidates) - len(waits_for), waits_for
 
-    def _has_room(self, needed: int) -> bool:
+    def _can_admit(self, needed: int) -> bool:
         # A batch that skips more than `max_skipped` groups becomes a version with fewer trained groups. So at most that
         # many skipped groups may free their slots, or a group could be trained one version too late.
         trainable = self.outstanding - self._skipped
         return trainable < min(self._limit, needed) and self.outstanding < self._limit + self._max_skipped
 
     async def admit(self, needed: Callable[[], int]) -> int:
-        """Wait until another group may start and return its index. `needed()`: groups that the job still needs."""
+        """Wait until another group may start, and return its index. `needed()`: groups that the job still needs."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._has_room(needed()))
+            await self._changed.wait_for(lambda: self._can_admit(needed()))
             self._admitted += 1
             return self._admitted - 1
 
@@ -114,7 +114,7 @@ class Buffer:
             self._changed.notify_all()
 
     async def next_batch(self) -> Batch:
-        """The next groups in admission order. Waits for the slowest of them."""
+        """Wait for the next batch of groups in admission order, and return it."""
         batch = Batch()
         while len(batch.trained) + max(0, len(batch.skipped) - self._max_skipped) < self.batch_size:
             async with self._changed:
@@ -134,7 +134,7 @@ class Buffer:
         return batch
 
     async def published(self) -> None:
-        """The weights trained on the last batch are published, which frees its slots."""
+        """Free the slots of the last batch. Call it when the weights trained on the batch are published."""
         async with self._changed:
             self._unpublished = 0
             self._changed.notify_all()

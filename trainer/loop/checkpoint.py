@@ -1,7 +1,7 @@
-"""Checkpoints: a folder named step-N is always complete. The best three are kept, and the latest, which resumes.
+"""Checkpoints: complete folders named step-N. The best three are kept, and the latest, from which a run resumes.
 
-A checkpoint is written to a temporary folder and then renamed; to remove one, it is renamed first. One that was written
-only for resuming is not offered as a model, and is removed when the next one is complete.
+A checkpoint is written to a temporary folder, which is then renamed. Before it is removed, it is renamed again. A
+checkpoint that is only for resuming is not offered as a model, and is removed when the next one is complete.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from agent_rft.rows.durable import sync_to_disk, write_durably
 
 KEEP_BEST = 3
 FORMAT = 2
-"""The format of checkpoints, the same since 0.2.0. Raise it when older programs must not resume from them."""
+"""Version of the checkpoint format, unchanged since 0.2.0. Raise it to keep older programs from resuming."""
 TRAINING_STATE = "state"
-"""The subfolder with all that only training needs. Only the latest checkpoint has one; older ones are just models."""
+"""Subfolder with the state that only training needs. Only the latest checkpoint has one; older ones are just models."""
 STATE = "loop.json"
-"""The file with the state of the loop, which tells a checkpoint from an earlier one of the same step."""
+"""File with the state of the loop. It distinguishes a checkpoint from an earlier one of the same step."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopState:
-    """The state of the training loop.
+    """State of the training loop.
 
     Attributes:
         rows_done: Ids of the rows of `epoch` that were trained or skipped.
-        metrics: The step's metrics, without its own cost. A run that was killed before it reported them does so when it
-            resumes.
-        next_group: Admission number of the first group that no batch has taken yet.
-        valid_rewards: Mean rewards of all validations so far, for early stop.
-        offered: Whether it is offered as a model: after a validation or at the end, not for resuming only.
+        metrics: The step's metrics, without the checkpoint's own cost. A run that was killed before it reported them
+            reports them when it resumes.
+        next_group: Admission number of the first group that is in no batch yet.
+        valid_rewards: Mean rewards of all validations so far, for early stopping.
+        offered: Whether the checkpoint is offered as a model: after a validation and at the end.
     """
 
     step: int
@@ -54,19 +54,19 @@ class LoopState:
     valid_rewards: list[float] = field(default_factory=list)
 
     def with_rows(self, rows: Sequence[tuple[int, str]], num_groups: int = 0) -> LoopState:
-        """After a batch of these (epoch, row id) pairs; `rows_done` keeps those of the newest epoch."""
+        """Return the state after a batch of these (epoch, row id) pairs; `rows_done` has the newest epoch only."""
         epoch = max(self.epoch, *(row_epoch for row_epoch, _ in rows))
         done = set(self.rows_done) if epoch == self.epoch else set()
         done |= {row_id for row_epoch, row_id in rows if row_epoch == epoch}
         return replace(self, epoch=epoch, rows_done=sorted(done), next_group=self.next_group + num_groups)
 
     def with_step(self, version: int, trained_tokens: int) -> LoopState:
-        """After an update that led to policy `version`."""
+        """Return the state after an update that led to policy `version`."""
         tokens = self.trained_tokens + trained_tokens
         return replace(self, step=self.step + 1, version=version, trained_tokens=tokens)
 
     def with_validation(self, reward: float | None, metrics: dict[str, float]) -> LoopState:
-        """After its step's validation, as its checkpoint holds it. A NaN, of nothing graded, does not count."""
+        """Return the state to save after its step's validation. A NaN reward (nothing was graded) does not count."""
         rewards = self.valid_rewards
         if reward is not None and not math.isnan(reward):
             rewards = [*rewards, reward]
@@ -74,53 +74,53 @@ class LoopState:
 
 
 START = LoopState(0, 0, 0, [], 0, None)
-"""The state of a run that has not trained yet."""
+"""State of a run that has not trained yet."""
 
 
 def checkpoints_in(folder: Path) -> list[tuple[Path, LoopState]]:
-    """All complete checkpoints in a run's `checkpoints` folder, oldest first; none if there is no such folder.
+    """Return all complete checkpoints in a run's `checkpoints` folder, oldest first; empty if it does not exist.
 
-    Only reads, so it is safe while another thread or process saves one.
+    Only reads, so it is safe while another thread or process saves a checkpoint.
 
     Raises:
-        UserError: A newer version wrote one, or one before 0.2.0, or one is damaged.
+        UserError: A checkpoint is damaged, or is of a newer version or a version before 0.2.0.
     """
     found = []
     for path in sorted(path for path in folder.glob("step-*") if path.suffix != ".tmp"):
-        with suppress(FileNotFoundError):  # removed in the meantime
+        with suppress(FileNotFoundError):  # removed concurrently
             found.append((path, _read_state(path)))
     return found
 
 
 def latest_checkpoint(folder: Path) -> tuple[Path, LoopState] | None:
-    """The last one of `checkpoints_in`, if there is any."""
+    """Return the last checkpoint of `checkpoints_in`, or None."""
     return next(reversed(checkpoints_in(folder)), None)
 
 
 def best_checkpoint(folder: Path) -> tuple[Path, LoopState] | None:
-    """Of those that are offered as models, the one with the highest validation reward, the earliest of equal ones.
+    """Return the checkpoint with the highest validation reward of the ones offered as models; the earliest on ties.
 
-    Where none has a reward, it is the last one. Raises what `checkpoints_in` does.
+    If no checkpoint has a reward, returns the last one. Raises the errors of `checkpoints_in`.
     """
     offered = [(path, state) for path, state in checkpoints_in(folder) if state.offered]
-    ranked = [entry for entry in offered if math.isfinite(_rank(entry[1]))]
-    return max(ranked, key=lambda entry: _rank(entry[1])) if ranked else next(reversed(offered), None)
+    ranked = [entry for entry in offered if math.isfinite(_ranking_reward(entry[1]))]
+    return max(ranked, key=lambda entry: _ranking_reward(entry[1])) if ranked else next(reversed(offered), None)
 
 
 class Copies(Protocol):
-    """Copies checkpoints elsewhere, in the background."""
+    """Uploads checkpoints in the background."""
 
     def add(self, checkpoint: Path, prune: Callable[[], None]) -> None:
-        """Copy a complete checkpoint soon, and call `prune` when it is not needed any more. Returns at once."""
+        """Schedule the upload of a complete checkpoint; call `prune` when its folder is no longer needed."""
 
     def needs(self, checkpoint: Path) -> bool:
-        """Whether it is being copied, so that it has to stay."""
+        """Whether the checkpoint is being uploaded, and so cannot be removed."""
 
 
 class Checkpoints:
-    """Writes the `checkpoints` folder of a run, and removes what a killed process left half-written there.
+    """Writes the `checkpoints` folder of a run, and removes incomplete files that a killed process left there.
 
-    `shown` is the path by which others know the folder.
+    `shown` is the folder's path in results; None: the same path.
     """
 
     def __init__(self, folder: Path, copies: Copies | None = None, shown: Path | None = None) -> None:
@@ -132,10 +132,10 @@ class Checkpoints:
         for leftover in [*folder.glob("*.tmp"), *folder.glob("*/*.tmp")]:
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         if copies is not None and (latest := self.latest()) is not None:
-            copies.add(latest[0], self._prune)  # a killed process may not have copied it
+            copies.add(latest[0], self._prune)  # a killed process may not have uploaded it
 
     async def save(self, state: LoopState, write: Callable[[Path], Awaitable[None]]) -> Path:
-        """Save a checkpoint whose files `write` puts into the given folder, and remove what is no longer needed.
+        """Save a checkpoint whose files `write` puts into its argument, a folder; then remove superfluous checkpoints.
 
         Raises:
             OSError: The disk is full or read-only. Earlier checkpoints are unaffected.
@@ -145,54 +145,54 @@ class Checkpoints:
         temporary.mkdir()
         try:
             await write(temporary)
-            (temporary / STATE).write_bytes(_content(state))
+            (temporary / STATE).write_bytes(_serialize(state))
             await asyncio.to_thread(complete, temporary)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        await self._saved(final)
+        await self._finish_save(final)
         return self._shown / final.name
 
     async def update(self, state: LoopState) -> Path:
-        """Save a state of the loop at the step of the latest checkpoint, whose learner is that of this step already.
+        """Replace the state of the loop in the latest checkpoint, which already has the learner's state of this step.
 
         Raises:
             OSError: The disk is full or read-only; the checkpoint is unaffected.
         """
         path = self._path(state)
-        await asyncio.to_thread(write_durably, path / STATE, _content(state))
-        await self._saved(path)
+        await asyncio.to_thread(write_durably, path / STATE, _serialize(state))
+        await self._finish_save(path)
         return self._shown / path.name
 
     def all(self) -> list[tuple[Path, LoopState]]:
-        """All complete checkpoints, oldest first: see `checkpoints_in`."""
+        """Return all complete checkpoints, oldest first; see `checkpoints_in`."""
         return checkpoints_in(self._folder)
 
     def latest(self) -> tuple[Path, LoopState] | None:
         return latest_checkpoint(self._folder)
 
     def best(self) -> tuple[Path, LoopState] | None:
-        """See `best_checkpoint`."""
+        """Return the best checkpoint; see `best_checkpoint`."""
         return best_checkpoint(self._folder)
 
     def _path(self, state: LoopState) -> Path:
         return self._folder / f"step-{state.step:06d}"
 
-    async def _saved(self, checkpoint: Path) -> None:
+    async def _finish_save(self, checkpoint: Path) -> None:
         if self._copies is not None:
             self._copies.add(checkpoint, self._prune)
         await asyncio.to_thread(self._prune)
 
     def _prune(self) -> None:
-        """Keep the latest whole, and the best of the others as models. May be called from several threads."""
+        """Keep the latest checkpoint in full, and the best others as models. Several threads may call this."""
         with self._pruning:
             self._remove_superfluous()
 
     def _remove_superfluous(self) -> None:
-        kept = self.all()
-        offered = [(path, state) for path, state in kept if state.offered]
-        best = {path for path, _ in sorted(offered, key=lambda entry: _order(entry[1]))[-KEEP_BEST:]}
-        for path, _ in kept[:-1]:
+        checkpoints = self.all()
+        offered = [(path, state) for path, state in checkpoints if state.offered]
+        best = {path for path, _ in sorted(offered, key=lambda entry: _sort_key(entry[1]))[-KEEP_BEST:]}
+        for path, _ in checkpoints[:-1]:
             if self._copies is not None and self._copies.needs(path):
                 continue
             if path not in best:
@@ -202,7 +202,7 @@ class Checkpoints:
 
 
 def complete(temporary: Path) -> Path:
-    """Give a written `step-N.tmp` its name, once all of its files are on disk."""
+    """Sync all files of `step-N.tmp` to disk, then rename it to `step-N`, and return the new path."""
     for path in sorted(temporary.rglob("*"), reverse=True):
         sync_to_disk(path)
     sync_to_disk(temporary)
@@ -214,29 +214,29 @@ def complete(temporary: Path) -> Path:
     return final
 
 
-def _rank(state: LoopState) -> float:
-    """Higher is better. A validation in which nothing was graded says as little as none."""
+def _ranking_reward(state: LoopState) -> float:
+    """Return the reward for ranking, higher is better; -inf without a validation, or if it graded nothing."""
     reward = state.valid_reward
     return -math.inf if reward is None or math.isnan(reward) else reward
 
 
-def _order(state: LoopState) -> tuple[float, int]:
-    """The greater, the more worth keeping: of equal rewards the earliest, without rewards the latest."""
-    rank = _rank(state)
+def _sort_key(state: LoopState) -> tuple[float, int]:
+    """Return the sort key, higher is better: among equal rewards the earliest, without rewards the latest."""
+    rank = _ranking_reward(state)
     return rank, -state.step if math.isfinite(rank) else state.step
 
 
-def _content(state: LoopState) -> bytes:
+def _serialize(state: LoopState) -> bytes:
     return json.dumps({"format": FORMAT} | asdict(state), indent=1).encode()
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder so that concurrent readers, or a killed process, never leave or see half of it."""
+    """Rename a folder, then remove it, so that no incomplete folder has its name, even if the process is killed."""
     shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}-removed.tmp")))
 
 
 def num_bytes(folder: Path) -> int:
-    """Size of a checkpoint on disk."""
+    """Return the size of a checkpoint on disk."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
@@ -250,4 +250,4 @@ def _read_state(checkpoint: Path) -> LoopState:
         return LoopState(**{f.name: saved[f.name] for f in fields(LoopState) if f.name in saved})
     except (ValueError, TypeError, AttributeError) as error:
         what = f"{checkpoint} is damaged ({STATE}: {error})"
-        raise UserError(f"{what}; restore it, or start a new run with `model` set to an earlier one") from None
+        raise UserError(f"{what}; restore it, or start a new run with `model` set to an earlier checkpoint") from None

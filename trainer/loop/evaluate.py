@@ -1,4 +1,4 @@
-"""Grades a whole file on one frozen version, with the same seeds each time; reports n and a confidence interval."""
+"""Evaluation of all rows of a file on one frozen version, with fixed seeds, counts and confidence intervals."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from agent_rft.trainer.loop.measure import rollout_metrics
 from agent_rft.types import Discarded, Evaluation, Group, GroupRequest, Purpose, Rollout, Task
 
 GROUPS_AT_ONCE = 512
-"""Groups sampled concurrently. It bounds the engines' queues; the engines bound what runs."""
+"""Maximum number of concurrent groups. It bounds the engines' queues; the engines limit the rollouts that run."""
 
 
 async def evaluate(
     rollouts: Rollouts, tasks: Sequence[Task], purpose: Purpose, samples: int, temperature: float, pass_threshold: float
 ) -> tuple[Evaluation, list[Group]]:
-    """Sample and grade each task `samples` times. Seeds depend only on row and sample: epoch and attempt are fixed."""
+    """Sample and grade each task `samples` times. Seeds depend only on row and sample, not on epoch or attempt."""
     slots = asyncio.Semaphore(GROUPS_AT_ONCE)
 
-    async def one(index: int, task: Task) -> Group:
+    async def sample_task(index: int, task: Task) -> Group:
         async with slots:
             return await rollouts.sample(GroupRequest(task, 0, index, samples, purpose, temperature))
 
     try:
         async with asyncio.TaskGroup() as group:
-            running = [group.create_task(one(i, task)) for i, task in enumerate(tasks)]
+            running = [group.create_task(sample_task(i, task)) for i, task in enumerate(tasks)]
     except ExceptionGroup as errors:
         raise first_error(errors) from errors
     groups = [task.result() for task in running]
@@ -38,9 +38,10 @@ async def evaluate(
 
 
 def summarize(groups: Sequence[Group], samples: int, pass_threshold: float) -> Evaluation:
-    """Grades and pass rates are means over rows, each by the mean of its rollouts; all else is over rollouts.
+    """Compute the evaluation of graded groups; values are NaN if nothing was graded.
 
-    NaN where nothing was graded.
+    Grades and pass rates are means over rows, where a row's value is the mean of its rollouts. All other values are
+    means over rollouts.
     """
     graded: list[Rollout] = [rollout for group in groups for rollout in group.rollouts]
     discarded: list[Discarded] = [d for group in groups for d in group.discarded]
@@ -49,13 +50,13 @@ def summarize(groups: Sequence[Group], samples: int, pass_threshold: float) -> E
     row_grades = [fmean(r.grade.value for r in row) for row in rows]
     held_out = [[r.grade.held_out for r in row if r.grade.held_out is not None] for row in rows]
 
-    def passed(row: Sequence[Rollout]) -> int:
+    def count_passed(row: Sequence[Rollout]) -> int:
         return sum(r.grade.value >= pass_threshold for r in row)
 
-    at_k = [pass_at_k(len(row), passed(row), samples) for row in rows]
+    at_k = [pass_at_k(len(row), count_passed(row), samples) for row in rows]
     found = {
         "grade": bootstrap_mean(row_grades),
-        "pass_rate": bootstrap_mean([passed(row) / len(row) for row in rows]),
+        "pass_rate": bootstrap_mean([count_passed(row) / len(row) for row in rows]),
         "pass_at_k": bootstrap_mean(at_k),
         "held_out": bootstrap_mean([fmean(grades) for grades in held_out if grades]),
     }

@@ -1,7 +1,7 @@
-"""The checks of each step: starvation, engines that differ from the learner, no tool calls, signs of reward hacking.
+"""Checks of each step: zero-variance batches, engines that differ from the learner, no tool calls, reward hacking.
 
-Each check reports an event; the first two end the training before it learns from wrong data. A batch without signal is
-reported with its cause: what nearly all of its rollouts have in common.
+Each check emits an event; the first two can end the training before it learns from wrong data. The event of a
+zero-variance batch names its cause, which is a property of nearly all of its rollouts.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from agent_rft.types import Group, Rollout, ToolResult
 
 STARVED_BATCHES_ALLOWED = 3
 GAP_WARNS_AT, GAP_HALTS_AT = 0.1, 0.5
-"""Mean absolute log-probability difference, in nats, between engine and learner on equal weights. float32 gives 1e-6
-and bfloat16 about 0.02; above 0.1 something is wrong, and at 0.5 importance weights are meaningless."""
+"""Mean absolute log-probability difference, in nats, between engine and learner with equal weights. float32 gives
+1e-6 and bfloat16 about 0.02. Above 0.1 there is an error somewhere; at 0.5 importance weights are meaningless."""
 RATIO_HALTS_AT = 4.0
 
 
 class Health:
-    """Watches the steps of a job of `total_steps`."""
+    """Checks the steps of a job with `total_steps` steps."""
 
     def __init__(self, total_steps: int, sink: EventSink) -> None:
         self._alarms = Alarms(total_steps)
@@ -35,13 +35,14 @@ class Health:
         self._calls_no_tools = False
 
     def starved(self, batch: Batch, step: int) -> bool:
-        """Report a batch without any group to train on; `step` is the last one that is done.
+        """Report a batch without any group to train on; `step` is the last completed step.
 
         Returns:
-            Whether nothing is left to learn: it was the third in a row after a step, nearly all its groups all right.
+            Whether nothing is left to learn: it is the third such batch in a row, at least one step is done, and nearly
+            all of its groups are "all_right".
 
         Raises:
-            Halted: It was the third in a row, for another cause or before the first step.
+            Halted: It is the third such batch in a row, for another cause or before the first step.
         """
         self._starved += 1
         discarded = Counter(d.reason for group in batch.all_groups for d in group.discarded)
@@ -69,10 +70,10 @@ class Health:
         return True
 
     def check(self, batch: Batch, step: int, metrics: dict[str, float]) -> None:
-        """Check a step that is done, given its batch and metrics.
+        """Check a completed step, given its batch and metrics.
 
         Raises:
-            Halted: Engine and learner disagree on the same weights, so that importance weights are noise.
+            Halted: Engine and learner disagree on the same weights, so importance weights are meaningless.
         """
         self._starved = 0
         gap = max(metrics.get("logprob_gap", 0.0), metrics.get("canary_gap", 0.0))
@@ -88,7 +89,7 @@ class Health:
             self._sink.emit(alarm)
 
     def _check_calls(self, batch: Batch, step: int) -> None:
-        """Report it once if no rollout calls a tool any more; without rollouts that could, nothing has changed."""
+        """Emit NoToolCalls once when no rollout with tools calls one; ignore batches without such rollouts."""
         rollouts = [r for group in batch.all_groups if group.request.task.tools for r in group.rollouts]
         if not rollouts:
             return
@@ -106,31 +107,33 @@ ERROR_CHARS = 200
 
 
 def diagnose(batch: Batch) -> Diagnosis:
-    """The cause that explains nearly all rollouts of a batch without signal; the first one that does."""
+    """Return the first cause that explains nearly all rollouts of a zero-variance batch."""
     groups = batch.all_groups
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     kinds = batch.without_signal
     if not rollouts or batch.num_lost > kinds.total():
-        return Diagnosis("discarded", _most([d.endpoint or d.reason for group in groups for d in group.discarded]))
+        return Diagnosis(
+            "discarded", _most_common([d.endpoint or d.reason for group in groups for d in group.discarded])
+        )
     if kinds["all_right"] >= NEARLY_ALL * kinds.total():
         return Diagnosis("all_right")
     guards = [rollout.grade.guard for rollout in rollouts if rollout.grade.guard is not None]
     if _explains(guards, rollouts):
-        return Diagnosis("guarded", _most(guards))
+        return Diagnosis("guarded", _most_common(guards))
     if _explains([r for r in rollouts if r.finish in ("max_tokens", "context")], rollouts):
         return Diagnosis("cut_off")
-    if (calls := _of_calls(groups)) is not None:
+    if (calls := _diagnose_calls(groups)) is not None:
         return calls
     if _explains([r for r in rollouts if r.finish == "max_steps"], rollouts):
         return Diagnosis("out_of_turns")
-    return _of_grades(groups, rollouts)
+    return _diagnose_grades(groups, rollouts)
 
 
-def _of_calls(groups: Sequence[Group]) -> Diagnosis | None:
-    """What is wrong with the calls, if that explains it."""
-    able = [rollout for group in groups if group.request.task.tools for rollout in group.rollouts]
-    pairs = [pair for r in able for pair in zip(r.calls, r.results, strict=True)]
-    if able and not pairs:
+def _diagnose_calls(groups: Sequence[Group]) -> Diagnosis | None:
+    """Return the problem with the tool calls, or None if they do not explain the batch."""
+    with_tools = [rollout for group in groups if group.request.task.tools for rollout in group.rollouts]
+    pairs = [pair for r in with_tools for pair in zip(r.calls, r.results, strict=True)]
+    if with_tools and not pairs:
         return Diagnosis("no_calls")
     causes: dict[str, Cause] = {
         "malformed_call": "malformed_calls",
@@ -141,13 +144,13 @@ def _of_calls(groups: Sequence[Group]) -> Diagnosis | None:
     for error, cause in causes.items():
         failed = [(call.name, result) for call, result in pairs if result.error == error]
         if pairs and _explains(failed, pairs):
-            name = _most([called for called, _ in failed])
-            return Diagnosis(cause, name, _answer(result for called, result in failed if called == name))
+            name = _most_common([called for called, _ in failed])
+            return Diagnosis(cause, name, _most_common_output(result for called, result in failed if called == name))
     return None
 
 
-def _of_grades(groups: Sequence[Group], rollouts: Sequence[Rollout]) -> Diagnosis:
-    alike = [group for group in groups if len({_said(rollout) for rollout in group.rollouts}) == 1]
+def _diagnose_grades(groups: Sequence[Group], rollouts: Sequence[Rollout]) -> Diagnosis:
+    alike = [group for group in groups if len({_response(rollout) for rollout in group.rollouts}) == 1]
     if _explains(alike, [group for group in groups if group.rollouts]):
         return Diagnosis("same_answers")
     grades = {round(rollout.grade.value, 6) for rollout in rollouts}
@@ -156,17 +159,17 @@ def _of_grades(groups: Sequence[Group], rollouts: Sequence[Rollout]) -> Diagnosi
     return Diagnosis("constant_grade" if len(grades) == 1 else "decided_rows")
 
 
-def _said(rollout: Rollout) -> tuple[str, ...]:
+def _response(rollout: Rollout) -> tuple[str, ...]:
     return (rollout.answer, *(f"{call.name} {call.arguments}" for call in rollout.calls))
 
 
-def _answer(results: Iterable[ToolResult]) -> str:
-    return " ".join(_most([result.output for result in results]).split())[:ERROR_CHARS]
+def _most_common_output(results: Iterable[ToolResult]) -> str:
+    return " ".join(_most_common([result.output for result in results]).split())[:ERROR_CHARS]
 
 
-def _most(names: Sequence[str]) -> str:
+def _most_common(names: Sequence[str]) -> str:
     return Counter(names).most_common(1)[0][0] if names else ""
 
 
-def _explains(some: Sequence[object], of: Sequence[object]) -> bool:
-    return len(some) >= NEARLY_ALL * len(of) > 0
+def _explains(matching: Sequence[object], total: Sequence[object]) -> bool:
+    return len(matching) >= NEARLY_ALL * len(total) > 0

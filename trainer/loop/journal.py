@@ -1,12 +1,12 @@
-"""The journal: what a run did since its last checkpoint, written before it counts, so that it can be replayed.
+"""Journal of a run: records since its last checkpoint, written before they take effect, so that they can be replayed.
 
-    group-00000012.jsonl.zst   a finished group, by its admission number; it is finished once this file exists
-    batch-00000008.json        a batch, by the number of its first group, written ahead of its update
+    group-00000012.jsonl.zst   a finished group, by its admission number; the group is finished once this file exists
+    batch-00000008.json        a batch, by the number of its first group, written before its update
     validated-000005.json      the reward of a step's validation, and its metrics
-    starts.json                how often the run was started
+    starts.json                the number of starts of the run
 
-Each file is written beside and renamed, so a kill at any moment leaves whole ones. A checkpoint makes what it covers
-superfluous. Numbers go on over all starts of a run.
+Each file is written to a temporary file and renamed, so it is complete even if the process is killed. A checkpoint
+replaces the records before it. Numbering continues when the run is started again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from agent_rft.trainer.loop.checkpoint import LoopState
 from agent_rft.types import Group
 
 FORMAT = 1
-"""The format of a batch's record. Raise it when older programs must not replay it."""
+"""Version of the batch record format. Raise it when older programs must not replay it."""
 UNKNOWN_STARTS = 1000
-"""More than a run starts between two checkpoints."""
+"""A number larger than any number of starts between two checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """A batch by the admission numbers of its groups; `skipped` pairs them with reasons, as `Batch` does."""
+    """A batch as admission numbers of its groups; `skipped` pairs numbers with reasons, as in `Batch`."""
 
     first: int
     trained: tuple[int, ...]
@@ -40,20 +40,20 @@ class BatchRecord:
 
     @property
     def end(self) -> int:
-        """The number of the first group after it."""
+        """Number of the first group after this batch."""
         return self.first + len(self.trained) + len(self.skipped)
 
 
 class Journal:
-    """Writes and reads a run's `journal` folder. Every write is on disk when it returns.
+    """Writes and reads a run's `journal` folder. Every write is on disk when the call returns.
 
-    Raises OSError if the disk is full or read-only; what was written before is untouched.
+    Raises OSError if the disk is full or read-only; earlier records are unaffected.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._writing: set[asyncio.Future[None]] = set()
-        self._dropped: int | None = None  # the first group that was dropped
+        self._dropped: int | None = None  # number of the first dropped group
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("*.tmp"):
             leftover.unlink(missing_ok=True)
@@ -61,11 +61,11 @@ class Journal:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def started(self) -> int:
-        """Count a start of the run; returns how many there were before."""
+        """Count a start of the run; return the number of earlier starts."""
         return self._count(1)
 
     def restored(self) -> None:
-        """Count the starts that a run may have had since this journal was copied: attempts of rollouts never repeat."""
+        """Add an upper bound of the starts after this journal was copied, so that no attempt number repeats."""
         if (self._folder / "starts.json").exists():
             self._count(UNKNOWN_STARTS)
 
@@ -81,51 +81,51 @@ class Journal:
             return
         writing = asyncio.ensure_future(asyncio.to_thread(self._write, group))
         self._writing.add(writing)
-        writing.add_done_callback(self._written)
-        await asyncio.shield(writing)  # a thread goes on when its caller is cancelled
+        writing.add_done_callback(self._on_written)
+        await asyncio.shield(writing)  # the thread continues when its caller is cancelled
 
     def _write(self, group: Group) -> None:
-        write_groups(self._group(group.request.index), [group])
+        write_groups(self._group_path(group.request.index), [group])
 
-    def _written(self, writing: asyncio.Future[None]) -> None:
+    def _on_written(self, writing: asyncio.Future[None]) -> None:
         self._writing.discard(writing)
         if not writing.cancelled():
-            writing.exception()  # its caller has it, unless it was cancelled
+            writing.exception()  # mark it as retrieved: the caller raises it unless cancelled
 
     async def add_batch(self, batch: Batch) -> None:
-        """Record a batch whose groups are all recorded; only then may its update begin."""
+        """Record a batch, before its update begins. All of its groups must already be recorded."""
         skipped = tuple((group.request.index, kind) for group, kind in batch.skipped)
         trained = tuple(group.request.index for group in batch.trained)
         record = BatchRecord(min((*trained, *(index for index, _ in skipped))), trained, skipped)
         content = json.dumps({"format": FORMAT} | asdict(record)).encode()
-        await asyncio.to_thread(write_durably, self._batch(record.first), content)
+        await asyncio.to_thread(write_durably, self._batch_path(record.first), content)
 
     async def add_validation(self, validated: LoopState) -> None:
-        """Record that a step was validated, by the state that its checkpoint will hold."""
+        """Record that a step was validated; `validated` is the state that its checkpoint will contain."""
         content = json.dumps({"reward": validated.valid_reward, "metrics": validated.metrics}).encode()
-        await asyncio.to_thread(write_durably, self._validation(validated.step), content)
+        await asyncio.to_thread(write_durably, self._validation_path(validated.step), content)
 
     async def settled(self) -> None:
-        """Return when no group is being written: a write goes on when its caller is cancelled."""
+        """Wait until no group is being written. A write continues when its caller is cancelled."""
         if self._writing:
             await asyncio.wait(set(self._writing))
 
     async def drop(self, batch: Batch) -> None:
-        """Forget a batch and all groups from its first on, also those to come: a resumed run samples them again.
+        """Remove a batch and all groups from its first one on, and ignore new groups; a resumed run samples them again.
 
-        Those after it come from the same engines. They may also be too stale if other groups are trained before them.
+        The later groups come from the same engines, and could become too stale when other groups are trained first.
         """
         first = self._dropped = min(group.request.index for group in batch.all_groups)
         await self.settled()
-        for path in sorted(self._folder.iterdir()):  # batches first: one must never lack a group
-            kind, number = _parsed(path)
+        for path in sorted(self._folder.iterdir()):  # batches first: a batch must never lack a group
+            kind, number = _parse_name(path)
             if kind in ("batch", "group") and number >= first:
                 path.unlink(missing_ok=True)
 
     def forget(self, next_group: int, step: int) -> None:
-        """Remove what a checkpoint of `step` covers: batches and groups before `next_group`."""
+        """Remove the records that a checkpoint of `step` covers, such as batches and groups before `next_group`."""
         for path in list(self._folder.iterdir()):
-            kind, number = _parsed(path)
+            kind, number = _parse_name(path)
             covered = {"group": next_group, "batch": next_group, "validated": step + 1}
             if number < covered.get(kind, 0):
                 path.unlink(missing_ok=True)
@@ -137,12 +137,12 @@ class Journal:
         return any(self._folder.glob("batch-*"))
 
     def batches(self, next_group: int) -> list[BatchRecord]:
-        """The batches that follow a checkpoint whose first group after it is `next_group`, in order.
+        """Return the batches since a checkpoint, in order; `next_group` is the first group after the checkpoint.
 
-        If they do not follow it, as when a user has gone back to an earlier checkpoint, all records are removed.
+        If the batches do not follow the checkpoint, because a user went back to an earlier one, removes all records.
 
         Raises:
-            UserError: A newer version wrote them.
+            UserError: A newer version wrote the records.
         """
         records = sorted(map(_read_batch, self._folder.glob("batch-*.json")), key=lambda record: record.first)
         records = [record for record in records if record.first >= next_group]
@@ -153,41 +153,41 @@ class Journal:
         return records
 
     def batch(self, record: BatchRecord) -> Batch:
-        """The batch of a record, with its groups bit for bit."""
+        """Load the batch of a record; its groups are bitwise equal to the recorded ones."""
         return Batch([self.group(i) for i in record.trained], [(self.group(i), kind) for i, kind in record.skipped])
 
     def group(self, index: int) -> Group:
-        [group] = read_groups(self._group(index))
+        [group] = read_groups(self._group_path(index))
         return group
 
     def finished(self, next_group: int) -> Iterator[Group]:
-        """The recorded groups from number `next_group` on, which no batch has taken yet."""
+        """Yield the recorded groups from number `next_group` on, which are in no batch yet."""
         for path in sorted(self._folder.glob("group-*")):
-            if _parsed(path)[1] >= next_group:
+            if _parse_name(path)[1] >= next_group:
                 yield from read_groups(path)
 
     def with_validation(self, state: LoopState) -> LoopState | None:
-        """The state with its step's validation, or None if the step was not validated."""
+        """Return the state with its step's validation, or None if the step was not validated."""
         try:
-            found = json.loads(self._validation(state.step).read_text())
+            found = json.loads(self._validation_path(state.step).read_text())
         except FileNotFoundError:
             return None
         return state.with_validation(found["reward"], found["metrics"])
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def _group(self, index: int) -> Path:
+    def _group_path(self, index: int) -> Path:
         return self._folder / f"group-{index:08d}{ROLLOUTS_SUFFIX}"
 
-    def _batch(self, first: int) -> Path:
+    def _batch_path(self, first: int) -> Path:
         return self._folder / f"batch-{first:08d}.json"
 
-    def _validation(self, step: int) -> Path:
+    def _validation_path(self, step: int) -> Path:
         return self._folder / f"validated-{step:06d}.json"
 
 
-def _parsed(path: Path) -> tuple[str, int]:
-    """The kind and number of a record's file."""
+def _parse_name(path: Path) -> tuple[str, int]:
+    """Return the kind and number of a record's file."""
     kind, _, number = path.name.partition(".")[0].partition("-")
     return kind, int(number or 0)
 

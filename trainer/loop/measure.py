@@ -1,4 +1,4 @@
-"""The metrics of one reinforcement step: its rollouts, the trained groups and their staleness, the weight sync."""
+"""Metrics of one RL step: rollouts, trained groups and their staleness, and weight sync."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agent_rft.types import Discarded, Grade, Group, Rollout, SyncReport
 def step_metrics(
     batch: Batch, state: LoopState, total_steps: int, trained_version: int, sync: SyncReport | None
 ) -> dict[str, float]:
-    """Metrics (`agent_rft.metrics`) of the step that led to `state`, trained from policy `trained_version`."""
+    """Return metrics (`agent_rft.metrics`) of the step that led to `state`, trained from policy `trained_version`."""
     groups = batch.all_groups
     metrics = rollout_metrics([r for g in groups for r in g.rollouts], [d for g in groups for d in g.discarded])
     staleness = [trained_version - group.oldest_version for group in batch.trained]
@@ -45,13 +45,13 @@ def step_metrics(
 
 
 def step_times(started: float, run_started: float) -> dict[str, float]:
-    """Durations of the current step and run, whose start times are those of `time.monotonic`."""
+    """Return the durations of the current step and run from their start times by `time.monotonic`."""
     now = time.monotonic()
     return {"time_step_s": now - started, "elapsed_s": now - run_started}
 
 
 def rollout_metrics(rollouts: Sequence[Rollout], discarded: Sequence[Discarded] = ()) -> dict[str, float]:
-    """Means and counts over rollouts; without graded ones only the counts."""
+    """Return means and counts over rollouts; only counts if no rollout was graded."""
     metrics: dict[str, float] = {f"discarded/{k}": float(n) for k, n in Counter(d.reason for d in discarded).items()}
     total = len(rollouts) + len(discarded)
     if total:
@@ -82,12 +82,12 @@ def rollout_metrics(rollouts: Sequence[Rollout], discarded: Sequence[Discarded] 
 
 
 def part_metric(part: str) -> str:
-    """The name of the metric of one part of the grader."""
+    """Return the metric name of one part of the grader."""
     return f"grader/{part}/score_mean"
 
 
 def _grade_metrics(grades: Sequence[Grade]) -> dict[str, float]:
-    """Metrics of graders, guards and judges. The parts of an `invalid_grade` have no scores."""
+    """Return the metrics of graders, guards and judges. The parts of an `invalid_grade` have no scores."""
     metrics: dict[str, float] = {}
     for part in dict.fromkeys(part for grade in grades for part in grade.scores):
         metrics[part_metric(part)] = fmean(g.scores[part] for g in grades if part in g.scores)
@@ -105,9 +105,9 @@ def _grade_metrics(grades: Sequence[Grade]) -> dict[str, float]:
 
 
 def slow_rows_ratio(groups: Sequence[Group]) -> float:
-    """Share of graded rollouts in the slowest quarter of groups, divided by that share in all groups.
+    """Return the share of graded rollouts in the slowest quarter of groups, divided by the share in all groups.
 
-    1 if slow rows are trained as often as others; NaN with fewer than four groups.
+    It is 1 if slow rows are trained as often as others, and NaN with fewer than four groups.
     """
     slow = sorted(groups, key=lambda group: group.wall_s)[-(len(groups) // 4) :] if len(groups) >= 4 else []
 
@@ -139,9 +139,9 @@ def _tool_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _tool_tokens(rollout: Rollout) -> list[tuple[str, float]]:
-    """(tool, tokens of its output): the tokens between two turns, divided among the calls by output length.
+    """Return (tool, output tokens) per call: the tokens between two turns, divided among the calls by output length.
 
-    Between two segments they are not known.
+    Omits the calls between two segments, where the number of tokens is unknown.
     """
     found = []
     for turn, after in zip(rollout.turns, rollout.turns[1:], strict=False):

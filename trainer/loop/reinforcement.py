@@ -1,10 +1,10 @@
-"""The asynchronous loop: tasks -> graded groups -> advantages -> update -> new weights, while generation goes on.
+"""The asynchronous RL loop: tasks -> graded groups -> advantages -> update -> new weights.
 
-Depends on protocols only. Generation for later steps continues while the learner trains; `Buffer` bounds the staleness.
+Generation for later steps continues while the learner trains; `Buffer` bounds the staleness. Depends on protocols only.
 
     admit --> sample --> buffer --> batch --> learner step --> publish --> checks, validation, checkpoint
       ^                                                           |
-      +------------- room for one more group ---------------------+
+      +------------- slot for one more group ---------------------+
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LoopConfig:
 
 
 class Loop:
-    """One job's training. `run` may be called once."""
+    """RL training of one job. `run` may be called once."""
 
     def __init__(
         self,
@@ -89,20 +89,20 @@ class Loop:
         self._validation = Validation(
             rollouts, validation, plan.eval_samples, algorithm.temperature_of_evaluations, config.pass_threshold, sink
         )
-        self._buffer = Buffer(plan.batch_size, algorithm.max_staleness, plan.batch_size, self._judge)
+        self._buffer = Buffer(plan.batch_size, algorithm.max_staleness, plan.batch_size, self._classify)
         self._admitting = asyncio.Event()
         self._stopping = asyncio.Event()
         self._started = time.monotonic()
         self._attempt = 0  # earlier starts of this run
-        self._finished: dict[int, Group] = {}  # recorded groups of an earlier start that no batch has taken
+        self._finished: dict[int, Group] = {}  # recorded groups of earlier starts that are in no batch
         self._reported: Container[int] = ()
-        self._unreported: list[_Learned] = []
+        self._unreported: list[_UpdateResult] = []
         self._nothing_left = False
 
     async def resume(self, reported: Container[int] = ()) -> None:
-        """Continue from the latest checkpoint: restore learner, state and engines, and replay the batches since.
+        """Continue from the latest checkpoint: restore learner, state and engines, and replay later batches.
 
-        `reported`: the steps whose StepDone is known; others that were done are reported.
+        `reported`: steps whose StepDone was already emitted; it is emitted for the other completed steps.
         """
         self._reported, started = reported, time.monotonic()
         before = await self._restarts.retry(lambda: self._progress.resume(reported))
@@ -110,7 +110,7 @@ class Loop:
         await self._restarts.retry(lambda: self._replay(self._progress.state))
         state = self._progress.state
         for group in await asyncio.to_thread(lambda: list(self._journal.finished(state.next_group))):
-            if group.newest_version <= state.version:  # else the user has gone back to an older checkpoint
+            if group.newest_version <= state.version:  # otherwise the user went back to an older checkpoint
                 self._finished[group.request.index] = group
         self._buffer.start_at(state.next_group)
         if state.version:
@@ -125,21 +125,21 @@ class Loop:
 
     @property
     def forming(self) -> tuple[int, list[int]]:
-        """See `Buffer.forming`."""
+        """Progress of the next batch; see `Buffer.forming`."""
         return self._buffer.forming
 
     def stop(self) -> None:
-        """Stop after the update in progress and save a checkpoint; an evaluation is cancelled."""
+        """Stop after the update in progress and save a checkpoint; a running evaluation is cancelled."""
         self._stopping.set()
         self._disk.stop()
 
     async def run(self) -> LoopState:
-        """Train to the last step, until validations stop gaining or nothing is left to learn, or until `stop`.
+        """Train until the last step, early stopping, nothing left to learn, or `stop`.
 
         Raises:
             UserError: An endpoint refuses access.
-            Halted: Gradients, signal or engines can no longer be trusted.
-            LearnerFailed: A rank was lost again and again.
+            Halted: Gradients are not finite, batches have zero variance, or engines differ from the learner.
+            LearnerFailed: A rank was lost repeatedly.
         """
         plan = self._config.plan
         self._attempt = await asyncio.to_thread(self._journal.started)
@@ -148,8 +148,8 @@ class Loop:
         self._admitting.set()
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._admit(group))
-                await self._steps()
+                group.create_task(self._start_groups(group))
+                await self._run_steps()
                 raise _StepsDone
         except ExceptionGroup as errors:
             _, failed = errors.split(_StepsDone)
@@ -171,41 +171,43 @@ class Loop:
 
     @property
     def stopped_early(self) -> bool:
-        """Whether the run has ended because its validations had stopped gaining."""
-        return self._is_over and self._progress.has_steps_left and not self._stopping.is_set()
+        """Whether early stopping has ended the run."""
+        return self._should_stop and self._progress.has_steps_left and not self._stopping.is_set()
 
     @property
-    def _is_over(self) -> bool:
+    def _should_stop(self) -> bool:
         return is_over(self._config.early_stop, self._progress.state.valid_rewards)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    async def _steps(self) -> None:
+    async def _run_steps(self) -> None:
         for learned in self._unreported:
             await self._finish(learned, time.monotonic(), {})
         self._unreported.clear()
-        while self._progress.has_steps_left and not (self._stopping.is_set() or self._is_over or self._nothing_left):
+        while self._progress.has_steps_left and not (
+            self._stopping.is_set() or self._should_stop or self._nothing_left
+        ):
             started = time.monotonic()
-            batch = await self._unless_stopped(self._next_batch())
+            batch = await self._run_unless_stopped(self._next_batch())
             if batch is None:
                 return
             times = {"time_wait_s": time.monotonic() - started}
             await self._disk.written(partial(self._journal.add_batch, batch))
             times["time_write_ahead_s"] = time.monotonic() - started - times["time_wait_s"]
             if batch.trained:
-                await self._step(batch, started, times)
+                await self._run_step(batch, started, times)
             else:
-                self._progress.state = _past(self._progress.state, batch)
-                async with self._distrusted(batch):
+                self._progress.state = _mark_rows_done(self._progress.state, batch)
+                async with self._drop_if_halted(batch):
                     self._nothing_left = self._health.starved(batch, self._progress.step)
 
     async def _next_batch(self) -> Batch:
         return await self.watched(self._buffer.next_batch())
 
     async def watched(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`, which waits for engines; meanwhile a lost learner is found and started again.
+        """Return the result of `work`, which waits for engines; restart the learner if it is lost in that time.
 
-        Engines that were lost with it wait for the weights that only a new learner has.
+        Engines lost with the learner wait for weights, which only a new learner can send.
         """
         working = asyncio.create_task(work)
         try:
@@ -218,11 +220,11 @@ class Loop:
             if working.cancel():
                 await asyncio.wait({working})
 
-    async def _step(self, batch: Batch, started: float, times: dict[str, float]) -> None:
+    async def _run_step(self, batch: Batch, started: float, times: dict[str, float]) -> None:
         learning, before = time.monotonic(), self._progress.state
-        learned = await self._restarts.retry(lambda: self._learn(batch, before))
+        learned = await self._restarts.retry(lambda: self._update(batch, before))
         times["time_learn_s"] = time.monotonic() - learning
-        state = self._progress.state = learned.state  # a learner lost from here on catches up to what engines may have
+        state = self._progress.state = learned.state  # a learner lost after this replays up to this state
         sync = None
         if learned.report.applied:
             publishing = time.monotonic()
@@ -231,17 +233,19 @@ class Loop:
         await self._buffer.published()
         await self._finish(learned, started, times, sync)
 
-    async def _learn(self, batch: Batch, state: LoopState) -> _Learned:
-        """One update on a batch in the given state."""
-        async with self._distrusted(batch):
+    async def _update(self, batch: Batch, state: LoopState) -> _UpdateResult:
+        """Run one update on a batch, starting at `state`."""
+        async with self._drop_if_halted(batch):
             report = await self._learner.step(self._sequences(batch), state.version)
         tokens = int(report.metrics.get("trained_tokens", 0))
-        return _Learned(_past(state, batch).with_step(state.version + report.applied, tokens), batch, report)
+        return _UpdateResult(
+            _mark_rows_done(state, batch).with_step(state.version + report.applied, tokens), batch, report
+        )
 
     async def _finish(
-        self, learned: _Learned, started: float, times: dict[str, float], sync: SyncReport | None = None
+        self, learned: _UpdateResult, started: float, times: dict[str, float], sync: SyncReport | None = None
     ) -> None:
-        """What follows an update: checks, validation, a checkpoint, the report."""
+        """Complete a step after its update: checks, validation, checkpoint and report."""
         plan, state, batch, report = self._config.plan, learned.state, learned.batch, learned.report
         if not report.applied:
             self._sink.emit(UpdateSkipped(step=state.step))
@@ -249,42 +253,44 @@ class Loop:
         metrics = step_metrics(batch, state, plan.steps, state.version - report.applied, sync)
         metrics |= await self._rollouts.counts()
         metrics |= report.metrics | times | {"update_applied": float(report.applied)}
-        async with self._distrusted(batch):
+        async with self._drop_if_halted(batch):
             self._health.check(batch, state.step, metrics)
-        is_latest = state.step == self._progress.step  # else only its report was lost
+        is_latest = state.step == self._progress.step  # otherwise only its report was lost
         validated = learned.validated
         validates = state.step % plan.eval_interval == 0 or state.step == plan.steps
         if validated is None and validates and is_latest and not self._stopping.is_set():
-            validated = await self._validated(state, metrics, started)
+            validated = await self._validate_step(state, metrics, started)
         metrics |= {} if validated is None else validated.metrics
         if is_latest and (validated is not None or self._progress.is_due):
             metrics |= await self._save(validated or replace(state, metrics=metrics, valid_reward=None, offered=False))
         metrics |= step_times(started, self._started)
         self._sink.emit(StepDone(step=state.step, total_steps=plan.steps, metrics=metrics))
 
-    async def _validated(self, state: LoopState, metrics: dict[str, float], started: float) -> LoopState:
-        """Validate a step, and record it; the checkpoint's state."""
+    async def _validate_step(self, state: LoopState, metrics: dict[str, float], started: float) -> LoopState:
+        """Validate a step, record the result, and return the state for its checkpoint."""
         evaluating = time.monotonic()
         evaluation = await self._validate()
         metrics = metrics | validation_metrics(evaluation) | {"time_eval_s": time.monotonic() - evaluating}
         metrics |= step_times(started, self._started)
-        return await self._recorded(state.with_validation(None if evaluation is None else evaluation.reward, metrics))
+        return await self._record_validation(
+            state.with_validation(None if evaluation is None else evaluation.reward, metrics)
+        )
 
     async def _validate_start(self) -> None:
-        """Validate the start model, which is the first best for early stop."""
+        """Validate the base model, whose reward is the first best reward for early stopping."""
         if not self._progress.state.valid_rewards and (evaluation := await self._validate()) is not None:
-            await self._recorded(self._progress.state.with_validation(evaluation.reward, {}))
+            await self._record_validation(self._progress.state.with_validation(evaluation.reward, {}))
 
-    async def _recorded(self, validated: LoopState) -> LoopState:
-        """Record a validation before it counts, unless a stop has cancelled it."""
+    async def _record_validation(self, validated: LoopState) -> LoopState:
+        """Record a validation before it takes effect, unless `stop` has cancelled it."""
         if not self._stopping.is_set():
             await self._disk.written(partial(self._journal.add_validation, validated))
             self._progress.state = replace(self._progress.state, valid_rewards=validated.valid_rewards)
         return validated
 
     @asynccontextmanager
-    async def _distrusted(self, batch: Batch) -> AsyncIterator[None]:
-        """Drop a batch if its check or update ends the job: a resumed run must not learn from it."""
+    async def _drop_if_halted(self, batch: Batch) -> AsyncIterator[None]:
+        """Context manager that drops a batch if it raises Halted, since a resumed run must not learn from the batch."""
         try:
             yield
         except Halted:
@@ -305,15 +311,15 @@ class Loop:
     # -- a lost learner ------------------------------------------------------------------------------------------------
 
     async def _recover(self) -> None:
-        """Start a lost learner again, and let it catch up."""
+        """Restart a lost learner, and replay updates up to the latest step."""
         await self._progress.settled()
         await self._learner.restart()
         await self._replay(await self._progress.load_latest(), self._progress.step)
         if version := self._progress.state.version:
-            await self._rollouts.publish(version)  # the buckets for late engines were lost
+            await self._rollouts.publish(version)  # the weight buckets for late engines were lost
 
     async def _replay(self, state: LoopState, last_step: int | None = None) -> None:
-        """Repeat the recorded updates that follow `state`, until `last_step`; without one, all, which is progress."""
+        """Repeat the recorded updates after `state` up to `last_step`; if None, repeat all and set the progress."""
         if state.step == 0 and (validated := self._journal.with_validation(state)) is not None:
             state = replace(state, valid_rewards=validated.valid_rewards)
         if last_step is None:
@@ -322,8 +328,8 @@ class Loop:
             if last_step is not None and state.step >= last_step:
                 break
             batch = await asyncio.to_thread(self._journal.batch, record)
-            learned = await self._learn(batch, state) if batch.trained else None
-            state = _past(state, batch) if learned is None else learned.state
+            learned = await self._update(batch, state) if batch.trained else None
+            state = _mark_rows_done(state, batch) if learned is None else learned.state
             validated = None if learned is None else self._journal.with_validation(state)
             if validated is not None:
                 state = replace(state, valid_rewards=validated.valid_rewards)
@@ -331,20 +337,20 @@ class Loop:
                 self._progress.state = state
                 if learned is not None and state.step not in self._reported:
                     self._unreported.append(replace(learned, validated=validated))
-            if validated is not None:  # its checkpoint was not written
+            if validated is not None:  # the checkpoint of this validation is missing
                 await self._progress.save(validated)
 
     async def _validate(self) -> Evaluation | None:
-        """Grade the validation file on the engines' current version; no new training group starts until then."""
+        """Grade the validation file on the engines' current version; no training group starts until it is graded."""
         self._admitting.clear()
         validation = self._validation.run(self._progress.step, self._buffer.outstanding)
         try:
-            return await self._unless_stopped(self.watched(validation))
+            return await self._run_unless_stopped(self.watched(validation))
         finally:
             self._admitting.set()
 
-    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """The result of `work`; if `stop` comes first, cancels `work` and returns None."""
+    async def _run_unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Return the result of `work`; if `stop` is called first, cancel `work` and return None."""
         working, stopping = asyncio.create_task(work), asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -356,8 +362,8 @@ class Loop:
 
     # -- admission -----------------------------------------------------------------------------------------------------
 
-    async def _admit(self, group: asyncio.TaskGroup) -> None:
-        """Start groups as the buffer allows. A group that raises ends the loop, since such an error is fatal."""
+    async def _start_groups(self, group: asyncio.TaskGroup) -> None:
+        """Start groups as the buffer allows. An error in a group is fatal and ends the loop."""
         plan, first = self._config.plan, self._progress.state
         rows: Iterator[tuple[int, Task]] = iter(RowOrder(self._tasks, self._config.seed, first.epoch, first.rows_done))
 
@@ -379,27 +385,27 @@ class Loop:
             await self._disk.written(partial(self._journal.add_group, group))
         await self._buffer.put(group)
 
-    def _judge(self, group: Group) -> str | None:
+    def _classify(self, group: Group) -> str | None:
         if len(group.rollouts) < 2:
             return None
         return signal_of(group.rewards, [r.grade.value for r in group.rollouts], self._config.pass_threshold) or TRAIN
 
 
 @dataclass(frozen=True, slots=True)
-class _Learned:
-    """The state after an update on a batch."""
+class _UpdateResult:
+    """Result of an update on a batch, and the state after it."""
 
     state: LoopState
     batch: Batch
     report: StepReport
-    validated: LoopState | None = None  # with the validation of an earlier start
+    validated: LoopState | None = None  # set if an earlier start validated the step
 
 
-def _past(state: LoopState, batch: Batch) -> LoopState:
-    """The state once a batch is taken."""
+def _mark_rows_done(state: LoopState, batch: Batch) -> LoopState:
+    """Return `state` with the batch's rows marked as done."""
     groups = batch.all_groups
     return state.with_rows([(group.request.epoch, group.request.task.row_id) for group in groups], len(groups))
 
 
 class _StepsDone(Exception):
-    """Cancels the remaining sampling tasks when the last step is done."""
+    """Raised to cancel the remaining sampling tasks after the last step."""

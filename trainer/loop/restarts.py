@@ -1,4 +1,4 @@
-"""Restarts of a lost learner: a few at each step, with pauses that grow; a crash loop ends with its first cause."""
+"""Restarts of a lost learner: a few per step, with growing pauses. A crash loop ends with its first error."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from agent_rft.protocols import EventSink
 
 T = TypeVar("T")
 PAUSES_S = (1.0, 10.0, 60.0)
-"""The pause before each restart that is allowed at one step: a node that went away may need a minute to be replaced."""
+"""Pause before each allowed restart at one step. Replacing a lost node may take a minute."""
 
 
 class Restarts:
-    """The budget of one loop.
+    """Restart budget of one loop.
 
-    `recover` starts the learner again and gives it the state that it had; `step` returns the number of steps that are
-    done; `sleep` takes seconds.
+    `recover` starts the learner again and restores its state. `step` returns the number of completed steps. `sleep`
+    takes seconds.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class Restarts:
         self._failures: list[LearnerFailed] = []
 
     async def retry(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `work`. If a rank is lost, the learner recovers, and `work` is done again.
+        """Return the result of `work`. If a rank is lost, recover the learner and call `work` again.
 
         Raises:
-            LearnerFailed: The budget of a step is spent; the message has the first cause.
+            LearnerFailed: All restarts of a step were used; the message contains the first error.
         """
         while True:
             try:
@@ -51,11 +51,11 @@ class Restarts:
                 return await work()
             except LearnerFailed as failure:
                 self._is_lost = True
-                await self._allow(failure, self._current_step())
+                await self._wait_or_raise(failure, self._current_step())
 
-    async def _allow(self, failure: LearnerFailed, step: int) -> None:
-        """Wait before the next restart, after a failure when `step` steps were done."""
-        if step > self._step:  # a supervised job goes back to its checkpoint: what it repeats does not count
+    async def _wait_or_raise(self, failure: LearnerFailed, step: int) -> None:
+        """Wait before the next restart, after a failure with `step` completed steps; raise if no restart is left."""
+        if step > self._step:  # steps that a supervised job repeats from its checkpoint do not reset it
             self._step, self._failures = step, []
         self._failures.append(failure)
         first, times = self._failures[0], len(self._failures)

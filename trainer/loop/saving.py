@@ -1,7 +1,7 @@
-"""Saving a loop: one LoopState holds all that the loop owns, and is saved with its learner in every checkpoint.
+"""Saving of a loop: every checkpoint stores the LoopState, which is the loop's full state, and the learner's state.
 
-A checkpoint takes the loop no longer than a copy: the learner copies its state to host memory, and writes the copy
-while training goes on. A full disk pauses the job instead of ending it.
+A checkpoint interrupts training only for a copy to host memory; the learner writes the copy while training continues.
+A full disk pauses the job instead of ending it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from agent_rft.trainer.loop.journal import Journal
 
 
 class Progress:
-    """The state of one loop, and its checkpoints. `journal` forgets what a checkpoint covers."""
+    """State of one loop, and its checkpoints. Each checkpoint removes the records that it covers from `journal`."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class Progress:
 
     @property
     def is_due(self) -> bool:
-        """Whether the job's interval asks for a checkpoint of the latest step.
+        """Whether the job's interval requires a checkpoint of the latest step.
 
-        While one is being written, only an interval in steps does, since the next one has to wait for it.
+        While a checkpoint is being written, only an interval in steps counts, since the next checkpoint has to wait.
         """
         steps = self.step - self._saved.step
         seconds = 0.0 if self._is_writing else self._clock() - self._saved_at
@@ -88,18 +88,18 @@ class Progress:
         return self._saved.step >= self.step and self._saved.offered
 
     def best(self) -> LoopState | None:
-        """The state of the best checkpoint by validation reward; None without a checkpoint."""
+        """Return the state of the best checkpoint by validation reward; None without a checkpoint."""
         found = self._checkpoints.best()
         return None if found is None else found[1]
 
     async def load_latest(self) -> LoopState:
-        """Give the learner the state of the latest checkpoint, if there is any; returns that of the loop."""
+        """Load the latest checkpoint, if there is one, into the learner; return the loop's state."""
         latest = self._checkpoints.latest()
         if latest is None:
             return START
         folder, state = latest
         if not (folder / TRAINING_STATE).exists():
-            what = f"{folder} is a model without training state, which only the latest checkpoint of a run has"
+            what = f"{folder} has no training state, since only the latest checkpoint of a run can be resumed"
             raise UserError(f"{what}; start a new run with `model` set to it")
         converted = await self._learner.load(folder)
         if converted is not None:
@@ -109,7 +109,7 @@ class Progress:
     async def resume(self, reported: Container[int]) -> LoopState:
         """Continue from the latest checkpoint, or from the start without one.
 
-        `reported`: the steps whose StepDone is known; that of the checkpoint is reported if it is not.
+        `reported`: steps whose StepDone was already emitted. Emits it for the checkpoint's step if it is missing.
         """
         self.state = await self.load_latest()
         self._saved, self._saved_at = self.state, self._clock()
@@ -119,12 +119,12 @@ class Progress:
         return self.state
 
     async def save(self, state: LoopState) -> dict[str, float]:
-        """Copy what a checkpoint of `state` holds, and write it in the background, unless that is done already.
+        """Copy the learner's state, and write a checkpoint of `state` in the background, unless it is saved already.
 
-        Returns as a metric how long that took, with the wait for the checkpoint before.
+        Returns the time of the copy, and of the wait for the previous checkpoint, as a metric.
 
         Raises:
-            OSError: This or the last checkpoint could not be written; earlier ones are untouched.
+            OSError: This or the previous checkpoint could not be written; earlier ones are unaffected.
             LearnerFailed: A rank was lost; `state` is in no checkpoint.
         """
         started, waits = time.monotonic(), self._is_writing
@@ -134,7 +134,7 @@ class Progress:
         if waits:
             self._report_wait(state.step - self._saved.step, time.monotonic() - started)
         self._sink.emit(PhaseBegan(phase="checkpoint", step=state.step))
-        # Else the checkpoint on disk has the learner already, and is never replaced while it is the only one.
+        # Otherwise the checkpoint on disk already has the learner's state. It may be the only one, so it is updated.
         is_new = state.step > self._saved.step
         if is_new:
             await self._learner.snapshot()
@@ -144,13 +144,13 @@ class Progress:
         return {"time_checkpoint_s": seconds}
 
     async def save_last(self) -> None:
-        """Offer the latest step as a model, unless it is, and wait until it is written; raises what `save` raises."""
+        """Save the latest step as an offered model, unless it is one, and wait for it. Raises the errors of `save`."""
         if not self.is_offered:
             await self.save(replace(self.state, valid_reward=None, metrics={}, offered=True))
         await self.written()
 
     async def written(self) -> None:
-        """Wait for the checkpoint that is being written; raises what `save` raises."""
+        """Wait until the current checkpoint is written. Raises the errors of `save`."""
         if self._writing is not None:
             try:
                 await self._writing
@@ -158,7 +158,7 @@ class Progress:
                 self._writing = None
 
     async def settled(self) -> None:
-        """Wait for the checkpoint that is being written, whether it succeeds or not."""
+        """Wait until the current checkpoint is written or has failed."""
         with suppress(OSError, RftError):
             await self.written()
 
@@ -169,7 +169,7 @@ class Progress:
             self._sink.emit(TrainingWaitedForCheckpoint(steps=interval, waited_s=seconds))
 
     def _fit_interval(self, write_s: float) -> None:
-        """Use the job's minutes between checkpoints, or more if a write takes longer than they are."""
+        """Adapt the minutes between checkpoints to the time of a write; they are at least the job's setting."""
         fitting, was = self._interval.for_writes(write_s), self._current_interval.minutes
         if fitting.minutes is None or was is None:
             return
@@ -185,7 +185,7 @@ class Progress:
             nonlocal write_s
             attempt = self._clock()
             path = await (checkpoints.save(state, self._learner.write) if is_new else checkpoints.update(state))
-            write_s = self._clock() - attempt  # without the time for which the disk was full
+            write_s = self._clock() - attempt  # excludes the time while the disk was full
             return path
 
         try:
@@ -218,7 +218,7 @@ PATIENCE_S = 24 * 3600.0
 
 
 class Disk:
-    """The disk of a run folder. `sleep` takes seconds."""
+    """Repeats writes to a run folder while its disk is full. `sleep` takes seconds."""
 
     def __init__(self, sink: EventSink, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._sink = sink
@@ -227,14 +227,14 @@ class Disk:
         self._stopping = False
 
     def stop(self) -> None:
-        """Wait no longer: what cannot be written fails."""
+        """Stop waiting for a full disk: writes then fail."""
         self._stopping = True
 
     async def written(self, write: Callable[[], Awaitable[T]]) -> T:
-        """The result of `write`, which is called again while the disk is full.
+        """Return the result of `write`, which is called again while the disk is full.
 
         Raises:
-            OSError: It cannot be written for another reason, or the disk stayed full for PATIENCE_S.
+            OSError: The write failed for another reason, or the disk stayed full for PATIENCE_S.
         """
         waited_s = 0.0
         while True:
@@ -244,20 +244,20 @@ class Disk:
                 if error.errno not in FULL or self._stopping or waited_s >= PATIENCE_S:
                     raise
                 if not waited_s:
-                    self._began()
+                    self._on_full()
                 await self._sleep(LOOK_EVERY_S)
                 waited_s += LOOK_EVERY_S
             else:
                 if waited_s:
-                    self._ended()
+                    self._on_freed()
                 return result
 
-    def _began(self) -> None:
+    def _on_full(self) -> None:
         self._waiting += 1
         if self._waiting == 1:
             self._sink.emit(DiskFull())
 
-    def _ended(self) -> None:
+    def _on_freed(self) -> None:
         self._waiting -= 1
         if not self._waiting:
             self._sink.emit(DiskFreed())

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: cross-entropy on the assistant's tokens of whole conversations, including tool calls."""
+"""Supervised fine-tuning: cross-entropy on the assistant's tokens of full conversations, including tool calls."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class SupervisedLearner(Checkpointable, Protocol):
     async def step(self, sequences: Sequence[WeightedSequence], version: int) -> StepReport: ...
 
     async def supervised_loss(self, sequences: Sequence[WeightedSequence]) -> float:
-        """Mean cross-entropy in nats over all weighted tokens."""
+        """Return the mean cross-entropy in nats over all weighted tokens."""
 
 
 class SupervisedLoop:
-    """One job's supervised training; the counterpart of the reinforcement loop, without rollouts.
+    """Supervised training of one job; the counterpart of the RL loop, without rollouts.
 
-    A checkpoint's `valid_reward` is the negative validation loss, so that the best are the lowest.
+    A checkpoint's `valid_reward` is the negative validation loss, so the best checkpoint has the lowest loss.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class SupervisedLoop:
         self._started = time.monotonic()
 
     async def resume(self, reported: Container[int] = ()) -> None:
-        """Continue from the latest checkpoint; the steps after it are repeated, with equal losses.
+        """Continue from the latest checkpoint; later steps are repeated, with equal losses.
 
-        `reported`: the steps whose StepDone is known.
+        `reported`: steps whose StepDone was already emitted.
         """
         await self._with_learner(lambda: self._progress.resume(reported))
 
@@ -82,21 +82,21 @@ class SupervisedLoop:
         """Train to the last step (or until `stop`).
 
         Raises:
-            Halted: Gradients can no longer be trusted.
-            LearnerFailed: A rank was lost again and again.
+            Halted: Three updates in a row had a gradient that is not finite.
+            LearnerFailed: A rank was lost repeatedly.
         """
         await self._with_learner(self._train)
         return self._progress.state
 
     async def _with_learner(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Do `work`, again from the latest checkpoint if a rank is lost."""
+        """Run `work`; if a rank is lost, run it again from the latest checkpoint."""
         try:
             await self._restarts.retry(work)
         finally:
             await self._progress.settled()
 
     async def _recover(self) -> None:
-        """Start a lost learner again from the latest checkpoint."""
+        """Restart a lost learner from the latest checkpoint."""
         await self._progress.settled()
         await self._learner.restart()
         self._progress.state = await self._progress.load_latest()

@@ -1,6 +1,6 @@
-"""Grades the validation file of a reinforcement job between two steps, on one frozen version; and early stop.
+"""Validation of an RL job between two steps, on one frozen version, and early stopping.
 
-Early stop is a function of what each checkpoint holds, so a resumed run counts as one that was never interrupted.
+Early stopping depends only on the content of checkpoints, so a resumed run stops at the same step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agent_rft.types import Evaluation, Task
 
 
 class Validation:
-    """Runs `samples` rollouts for each task; does nothing without tasks."""
+    """Grades `samples` rollouts of each task; does nothing without tasks."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Validation:
 
 
 def validation_metrics(evaluation: Evaluation | None) -> dict[str, float]:
-    """The metrics of a validation; empty if nothing was graded."""
+    """Return the metrics of a validation; empty without an evaluation."""
     if evaluation is None:
         return {}
     return {
@@ -65,7 +65,7 @@ def validation_metrics(evaluation: Evaluation | None) -> dict[str, float]:
 
 
 def num_without_gain(rewards: Sequence[float], min_gain: float) -> int:
-    """How many rewards follow the last one that exceeded the best before it by more than `min_gain`."""
+    """Return the number of rewards since the last one that exceeded the previous best by more than `min_gain`."""
     best, count = -math.inf, 0
     for reward in rewards:
         gained = reward > best + min_gain
@@ -74,5 +74,5 @@ def num_without_gain(rewards: Sequence[float], min_gain: float) -> int:
 
 
 def is_over(settings: EarlyStop | None, rewards: Sequence[float]) -> bool:
-    """Whether a job with these `settings` ends after validations with these `rewards`."""
+    """Whether early stopping by `settings` ends a job whose validations had these `rewards`."""
     return settings is not None and num_without_gain(rewards, settings.min_gain) >= settings.patience

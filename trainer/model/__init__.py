@@ -1,4 +1,4 @@
-"""The model in torch: from packed micro-batches to log-probabilities of the trained tokens.
+"""The model in torch: packed micro-batches in, log-probabilities of the trained tokens out.
 
-No losses, optimizers or processes here, and nothing of the training loop.
+Contains no losses, no optimizers, no processes and nothing of the training loop.
 """

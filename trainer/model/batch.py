@@ -1,6 +1,6 @@
-"""Packs sequences into micro-batches without padding: equally many on each rank, at about equal cost.
+"""Packing of sequences into micro-batches without padding: the same number on each rank, at about equal cost.
 
-A sequence is never split. A sequence of T tokens takes up T - 1 tokens, since its last token predicts nothing.
+A sequence is never split. A sequence of T tokens occupies T - 1 tokens, since its last token predicts nothing.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 from agent_rft.types import TrainSequence
 
 ATTENTION_EQUALS_LINEAR_AT = 24_576
-"""Sequence length at which causal attention costs as much as a layer's matrix products: about 12 x the hidden size
-(2,048 here, as in a model of 1.5B parameters). Only the balance between micro-batches depends on it."""
+"""Sequence length at which causal attention costs as much as a layer's matmuls.
+
+About 12 x the hidden size, which is 2,048 here, as in a 1.5B model. Only the balance between micro-batches depends on
+this number."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightedSequence:
-    """A conversation for supervised training: token_ids [T] int32 and loss weights [T] float32 (0: not trained)."""
+    """A conversation for supervised training: token_ids [T] int32, loss weights [T] float32 (0 means not trained)."""
 
     token_ids: NDArray[np.int32]
     weights: NDArray[np.float32]
@@ -34,7 +36,7 @@ AnySequence = TrainSequence | WeightedSequence
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """The input of one forward pass: S packed sequences with N tokens in total, M of whose successors are trained.
+    """Input of one forward pass: S packed sequences with N tokens, M of which predict a trained token.
 
     For example, the sequences 10 11 *12 13* and 20 21 *22* (trained tokens in asterisks) become
 
@@ -48,15 +50,15 @@ class MicroBatch:
         token_ids: [N] int64, without the last token of each sequence.
         positions: [N] int64, starting at 0 in each sequence.
         lengths: S numbers that add up to N.
-        logits_indices: [M] int64, the index in N whose logits predict each trained token.
+        logits_indices: [M] int64, the indices in N whose logits predict the trained tokens.
         targets: [M] int64, the trained tokens.
         weights: [M] float32, their weights in the loss.
         advantages: [M] float32, as in `TrainSequence`.
         logprobs: [M] float32, as in `TrainSequence`.
         versions: [M] int32, as in `TrainSequence`.
         structures: S values, as in `TrainSequence`.
-        num_useful: Tokens that are not filler: N or 0.
-        experts: [N, L, k], as in `TrainSequence`, if any of the sequences has them; -1 for tokens of the others.
+        num_useful: Number of tokens that are not filler, which is N or 0.
+        experts: [N, L, k], as in `TrainSequence`; -1 in sequences without experts. None if no sequence has experts.
     """
 
     token_ids: NDArray[np.int64]
@@ -87,11 +89,13 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """The allowed tokens of M targets, which share K distinct masks: far fewer than M, since most are inside strings.
+    """Allowed tokens of M targets, as K distinct masks.
+
+    K is far smaller than M, since the tokens inside a string share one mask.
 
     Attributes:
-        allowed: [K, V / 32 rounded up] int32, a bit for each token, the lowest first; mask 0 allows all.
-        which: [M] int64, the mask of each target.
+        allowed: [K, ceil(V / 32)] int32, one bit per token, lowest bit first; mask 0 allows all tokens.
+        which: [M] int64, the index in K of each target's mask.
     """
 
     allowed: NDArray[np.int32]
@@ -99,10 +103,11 @@ class TokenMasks:
 
 
 def split_updates(sequences: Sequence[AnySequence], num_updates: int) -> list[list[AnySequence]]:
-    """Split a batch into disjoint mini-batches, one optimizer step each; mini-batch i gets rollouts i, i + n, ...
+    """Split a batch into `num_updates` disjoint mini-batches, one for each optimizer step.
 
-    The rollouts of a group are adjacent in a batch, so each mini-batch gets its share of every group. A rollout's
-    segments stay together. There are at most as many mini-batches as rollouts.
+    With n updates, mini-batch i gets the rollouts i, i + n, ... The rollouts of a group are adjacent in a batch, so
+    each mini-batch gets its share of every group. A rollout's segments stay together. If there are fewer rollouts than
+    updates, each rollout is one mini-batch.
     """
     rollouts: list[list[AnySequence]] = []
     for sequence in sequences:
@@ -116,61 +121,65 @@ def split_updates(sequences: Sequence[AnySequence], num_updates: int) -> list[li
 def pack(sequences: Sequence[AnySequence], *, num_ranks: int, budget: int) -> list[list[MicroBatch]]:
     """Pack sequences into micro-batches [num_ranks][K], with the same K for every rank.
 
-    A micro-batch has at most `budget` tokens; a longer sequence gets a micro-batch of its own. Ranks that would have
-    fewer than K get fillers that train nothing, since under ZeRO every rank must take part in every pass.
+    A micro-batch has at most `budget` tokens; a longer sequence gets a separate micro-batch. Ranks with fewer than K
+    micro-batches get fillers that train nothing, since under ZeRO every rank must take part in every pass.
 
     Raises:
-        ValueError: No token is trained, or a sequence trains its first token (which nothing predicts) or is too short.
+        ValueError: No token is trained, or a sequence has fewer than two tokens, or it trains its first token, which
+            nothing predicts.
     """
-    rows = [_row(sequence) for sequence in sequences]
+    rows = [_pack_row(sequence) for sequence in sequences]
     for row in rows:
         if len(row.token_ids) < 2 or row.weights[0] != 0:
-            raise ValueError("a sequence needs at least two tokens, and its first one cannot be trained")
+            raise ValueError("a sequence needs at least two tokens, and its first token cannot be trained")
     if not any(row.weights.any() for row in rows):
-        raise ValueError("the sequences have no token to train")
+        raise ValueError("the sequences contain no token to train")
     lengths = [row.num_tokens for row in rows]
-    bins = [chosen for chosen in _fill(lengths, num_ranks, budget) if chosen]
+    bins = [chosen for chosen in _fill_bins(lengths, num_ranks, budget) if chosen]
     bins += [[]] * (-len(bins) % num_ranks)
     return [
-        [_micro_batch([rows[index] for index in sorted(chosen)]) for chosen in of_rank]
-        for of_rank in _deal(bins, lengths, num_ranks)
+        [_build_micro_batch([rows[index] for index in sorted(chosen)]) for chosen in rank_bins]
+        for rank_bins in _deal_bins(bins, lengths, num_ranks)
     ]
 
 
 def _cost(length: int) -> float:
-    """Relative cost of a sequence: linear for the matrix products, quadratic for attention."""
+    """Return the relative cost of a sequence: linear for matmuls, quadratic for attention."""
     return length * (1 + length / ATTENTION_EQUALS_LINEAR_AT)
 
 
-def _fill(lengths: Sequence[int], num_ranks: int, budget: int) -> list[list[int]]:
+def _fill_bins(lengths: Sequence[int], num_ranks: int, budget: int) -> list[list[int]]:
     """Distribute sequence indices over bins, whose number is a multiple of `num_ranks`.
 
-    The longest sequence comes first, each goes into the cheapest bin with room (longest processing time first, Graham
-    1969). Starts with the fewest bins that could be enough and adds `num_ranks` more until all fit.
+    Assigns the longest sequences first, each to the cheapest bin with enough space (longest processing time first,
+    Graham 1969). Starts with the minimum number of bins, and adds `num_ranks` bins until all sequences fit.
     """
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     fitting = [length for length in lengths if length <= budget]
-    fewest = len(lengths) - len(fitting) + math.ceil(sum(fitting) / budget)
-    num_bins = math.ceil(fewest / num_ranks) * num_ranks
+    min_bins = len(lengths) - len(fitting) + math.ceil(sum(fitting) / budget)
+    num_bins = math.ceil(min_bins / num_ranks) * num_ranks
     while True:
         bins: list[list[int]] = [[] for _ in range(num_bins)]
-        room = np.full(num_bins, budget, dtype=np.int64)
+        free = np.full(num_bins, budget, dtype=np.int64)
         costs = np.zeros(num_bins)
         for index in order:
-            fits = (room >= lengths[index]) | (room == budget)
+            fits = (free >= lengths[index]) | (free == budget)
             if not fits.any():
                 break
             chosen = int(np.where(fits, costs, np.inf).argmin())
             bins[chosen].append(index)
-            room[chosen] -= lengths[index]
+            free[chosen] -= lengths[index]
             costs[chosen] += _cost(lengths[index])
         else:
             return bins
         num_bins += num_ranks
 
 
-def _deal(bins: Sequence[list[int]], lengths: Sequence[int], num_ranks: int) -> list[list[list[int]]]:
-    """Bins per rank: bins of similar cost run in parallel, and the rank with the least work so far gets the largest."""
+def _deal_bins(bins: Sequence[list[int]], lengths: Sequence[int], num_ranks: int) -> list[list[list[int]]]:
+    """Return the bins of each rank.
+
+    Bins of similar cost run in parallel. The most expensive of them goes to the rank with the least work so far.
+    """
     costs = [sum(_cost(lengths[index]) for index in chosen) for chosen in bins]
     order = sorted(range(len(bins)), key=lambda number: -costs[number])
     ranks: list[list[list[int]]] = [[] for _ in range(num_ranks)]
@@ -184,7 +193,7 @@ def _deal(bins: Sequence[list[int]], lengths: Sequence[int], num_ranks: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class _PackedRow:
-    """A sequence of either kind as arrays [T]."""
+    """A TrainSequence or WeightedSequence as arrays [T]."""
 
     token_ids: NDArray[np.int32]
     weights: NDArray[np.float32]
@@ -199,22 +208,22 @@ class _PackedRow:
         return len(self.token_ids) - 1
 
 
-def _row(sequence: AnySequence) -> _PackedRow:
+def _pack_row(sequence: AnySequence) -> _PackedRow:
     if isinstance(sequence, TrainSequence):
         weights = sequence.loss_mask.astype(np.float32)
         s = sequence
         return _PackedRow(s.token_ids, weights, s.advantage, s.logprobs, s.versions, s.structure, s.experts)
-    return _untrained(sequence.token_ids, sequence.weights)
+    return _pack_untrained(sequence.token_ids, sequence.weights)
 
 
-def _untrained(token_ids: NDArray[np.int32], weights: NDArray[np.float32]) -> _PackedRow:
+def _pack_untrained(token_ids: NDArray[np.int32], weights: NDArray[np.float32]) -> _PackedRow:
     return _PackedRow(token_ids, weights, 0.0, np.zeros_like(weights), np.full(len(token_ids), -1, np.int32))
 
 
-def _micro_batch(rows: Sequence[_PackedRow]) -> MicroBatch:
-    """Concatenate rows. Without rows, a filler of one token that trains nothing."""
+def _build_micro_batch(rows: Sequence[_PackedRow]) -> MicroBatch:
+    """Concatenate rows; without rows, return a filler of one token that trains nothing."""
     num_useful = sum(row.num_tokens for row in rows)
-    rows = rows or [_untrained(np.zeros(2, np.int32), np.zeros(2, np.float32))]
+    rows = rows or [_pack_untrained(np.zeros(2, np.int32), np.zeros(2, np.float32))]
     lengths = [row.num_tokens for row in rows]
     trained = [np.flatnonzero(row.weights) for row in rows]
     starts = np.cumsum([0, *lengths[:-1]])

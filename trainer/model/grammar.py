@@ -1,7 +1,7 @@
-"""The masks of constrained decoding: which tokens the grammar of a turn allowed before each token was sampled.
+"""Token masks of constrained decoding: the tokens that a turn's grammar allowed before each token was sampled.
 
-The engine samples from the policy that is masked so, and the learner must compare and train that same policy. Masks are
-computed again from token ids, by the library that the engine uses, so no rollout has to hold them.
+The engine samples from the masked policy, so the learner must compare and train the masked policy, too. The masks are
+recomputed from token ids with the engine's library, so rollouts do not have to store them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from transformers import AutoConfig, AutoTokenizer
 from agent_rft.trainer.model.batch import MicroBatch, TokenMasks
 
 CACHE_BYTES = 256 << 20
-"""Size of the cache of compiled grammars: rows may have tools of their own."""
+"""Size of the cache of compiled grammars. Each row may have different tools, and thus another grammar."""
 
 
 class Grammars:
-    """Computes masks for the model in a local folder. Its tokenizer is read when the first grammar is needed.
+    """Computes token masks for the model in a local folder. Loads its tokenizer when the first grammar is needed.
 
-    `end_token_ids` end a turn, as in the engine; none: the tokenizer's own end token.
+    `end_token_ids` are the engine's stop tokens; if empty, the tokenizer's end token is used.
     """
 
     def __init__(self, model: Path, end_token_ids: Sequence[int] = (), num_threads: int = 1) -> None:
@@ -34,10 +34,11 @@ class Grammars:
         self._num_threads = num_threads
 
     def constrain(self, batch: MicroBatch) -> tuple[MicroBatch, TokenMasks | None]:
-        """The masks of a batch's targets, None if it has no structures. Takes some 50 microseconds per token.
+        """Return the batch and the masks of its targets; the masks are None if the batch has no structures.
 
-        In the batch that is returned, tokens carry no loss from the first one of a turn that its grammar refuses here.
-        The engine did not refuse it, so another version of the library or of the tokenizer has sampled it.
+        If the grammar rejects a token here, the returned batch gives this token and the rest of its turn no loss. The
+        engine accepted the token, so it used another version of the library or tokenizer. Takes about 50 microseconds
+        per token.
         """
         if not any(batch.structures):
             return batch, None
@@ -45,7 +46,7 @@ class Grammars:
         words, weights = matchers.words, batch.weights.copy()
         distinct = {np.full_like(words, -1).tobytes(): 0}
         which = np.zeros(batch.num_trained, np.int64)
-        for turn, structure in _turns(batch):
+        for turn, structure in _find_turns(batch):
             matcher = matchers.start(structure)
             for target in range(turn.start, turn.stop):
                 matcher.fill_next_token_bitmask(matchers.bitmask)
@@ -64,26 +65,28 @@ class Grammars:
 
 
 class _Matchers:
-    """Matchers of grammars as the engine makes them, and the bitmask that they fill, also as `words`."""
+    """Creates grammar matchers as the engine does. They fill `bitmask`; `words` is the same memory as a numpy array."""
 
     def __init__(self, tokenizer: Any, end_token_ids: Sequence[int], vocabulary: int, num_threads: int) -> None:
-        import xgrammar  # a second, which only jobs with a response format need
+        import xgrammar  # takes a second, and only jobs with a response format need it
 
         tokens = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocabulary)
         self._compiler = xgrammar.GrammarCompiler(tokens, max_threads=num_threads, cache_limit_bytes=CACHE_BYTES)
         self._matcher = xgrammar.GrammarMatcher
-        self._ends = list(end_token_ids)
+        self._stop_token_ids = list(end_token_ids)
         self.bitmask = xgrammar.allocate_token_bitmask(1, vocabulary)
         self.words: NDArray[np.int32] = self.bitmask.numpy()[0]
 
     def start(self, structure: str) -> Any:
-        return self._matcher(self._compiler.compile_structural_tag(structure), override_stop_tokens=self._ends)
+        return self._matcher(
+            self._compiler.compile_structural_tag(structure), override_stop_tokens=self._stop_token_ids
+        )
 
 
-def _turns(batch: MicroBatch) -> list[tuple[slice, str]]:
-    """The targets of each turn that was sampled under a structure, and the structure.
+def _find_turns(batch: MicroBatch) -> list[tuple[slice, str]]:
+    """Return the targets of each turn that was sampled under a structure, with the structure.
 
-    A turn's tokens follow each other; before the next turn there are tokens that nobody sampled.
+    The targets of a turn are consecutive tokens; tokens that were not sampled separate two turns.
     """
     owners = np.searchsorted(np.cumsum(batch.lengths), batch.logits_indices, side="right")
     starts = np.flatnonzero((np.diff(batch.logits_indices, prepend=-2) != 1) | (np.diff(owners, prepend=-1) != 0))

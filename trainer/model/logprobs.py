@@ -1,7 +1,7 @@
-"""Log-probabilities of tokens without the full logits: rows go through the head in chunks, forward and backward.
+"""Log-probabilities of tokens without the full logits: rows pass through the head in chunks, forward and backward.
 
 Logits of 16k tokens x a vocabulary of 150k take 10 GB in float32, and a plain log-softmax keeps three such tensors.
-Here only one chunk of them exists at a time; the backward pass recomputes them.
+Here only one chunk of the logits exists at a time; the backward pass recomputes it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _BITS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
 
 @dataclass(frozen=True, slots=True)
 class LogitChange:
-    """What a model does to the logits z of its head: `scale` z, then softcap tanh(z / softcap) if there is one."""
+    """Transformation of the head's logits z: `scale` z, then softcap tanh(z / softcap) if a softcap is set."""
 
     scale: float = 1.0
     softcap: float | None = None
 
     @classmethod
     def of(cls, config: Any) -> LogitChange:
-        """By the config of a text model: Cohere's and Granite's scales, Gemma's cap."""
+        """Read the transformation from a language model's config: Cohere's and Granite's scales, Gemma's softcap."""
         scale = getattr(config, "logit_scale", None) or 1.0
         scale *= getattr(config, "lm_head_multiplier", None) or 1.0
         scale /= getattr(config, "logits_scaling", None) or 1.0
@@ -36,10 +36,10 @@ class LogitChange:
 
 
 class TokenLogProbs(nn.Module):
-    """A language model's head that returns log-probabilities of given tokens instead of logits.
+    """Output head of a language model that returns log-probabilities of target tokens instead of logits.
 
     It owns its `weight` [V, D] and `bias` [V], so ZeRO-3 gathers them around forward and backward, and a tied embedding
-    stays tied. Without targets it returns what the head that it replaces returned.
+    stays tied. Without targets it returns the same logits as the head that it replaces.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class TokenLogProbs(nn.Module):
     def forward(
         self, hidden: Tensor, targets: Tensor | None = None, masks: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor] | Tensor:
-        """Log-probabilities [M] of the targets and entropies [M] in nats, in float32.
+        """Return log-probabilities [M] of the targets and entropies [M] in nats, in float32.
 
-        Both are of softmax(z / temperature), where z are the changed logits of hidden [M, D]; targets are [M] int64. No
-        gradient flows through the entropies. `masks` are (allowed, which) as in `TokenMasks`: the probability of other
-        tokens is 0.
+        Both are of softmax(z / temperature), where z are the transformed logits of hidden [M, D]. Targets are [M]
+        int64. No gradient flows through the entropies. `masks` are (allowed, which) as in `TokenMasks`; the probability
+        of forbidden tokens is 0.
         """
         if targets is None:
             return functional.linear(hidden, self.weight, self.bias)
@@ -79,7 +79,7 @@ class TokenLogProbs(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """From hidden states to scores, the logits by which tokens are sampled; `chunk` rows at a time."""
+    """Computes scores from hidden states, `chunk` rows at a time. Scores are the logits used for sampling."""
 
     change: LogitChange
     temperature: float
@@ -87,8 +87,8 @@ class _Head:
     chunk: int
 
     def scores(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """[m, D] -> [m, V], in which all tokens are allowed."""
-        logits = _product(hidden, weight.T)
+        """Return the scores [m, V] of hidden states [m, D], before masking."""
+        logits = _matmul(hidden, weight.T)
         if bias is not None:
             logits += bias
         if (cap := self.change.softcap) is not None:
@@ -97,48 +97,48 @@ class _Head:
 
     @property
     def slope(self) -> float:
-        """How scores follow the logits, without a cap."""
+        """Derivative of the scores with respect to the logits, ignoring the softcap."""
         return self.change.scale / self.temperature
 
-    def flatten(self, scores: Tensor) -> Tensor | None:
-        """By what the cap multiplies the slope at each of the scores."""
+    def softcap_factors(self, scores: Tensor) -> Tensor | None:
+        """Return the factor by which the softcap changes the slope at each score; None without a softcap."""
         return None if (cap := self.change.softcap) is None else 1 - (scores * (self.temperature / cap)) ** 2
 
     def forbid(self, scores: Tensor, rows: slice) -> None:
-        """Take what the masks forbid out of the scores of `rows`."""
+        """Mask the forbidden tokens in the scores of `rows`, in place."""
         if self.masks is None:
             return
         allowed, which = self.masks
-        octets = allowed[which[rows]].view(torch.uint8)  # bits cost a quarter of the logits, a mask of int32 all
+        octets = allowed[which[rows]].view(torch.uint8)  # uint8 takes 1/4 of the logits' memory, int32 all of it
         forbidden = (octets[:, :, None] & _BITS.to(octets.device)) == 0
         # Not -inf: the entropy's 0 x -inf would be NaN.
         scores.masked_fill_(forbidden.flatten(1)[:, : scores.shape[1]], torch.finfo(scores.dtype).min)
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
-    """log p_t = z_t - logsumexp(z) of scores z; d log p_t / dz = onehot(t) - softmax(z)."""
+    """log p_t = z_t - logsumexp(z) for scores z, with the gradient d log p_t / dz = onehot(t) - softmax(z)."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, head: _Head
     ) -> tuple[Tensor, Tensor]:
         logprobs = hidden.new_empty(len(hidden), dtype=_precision(hidden))
-        entropies, normalisers = torch.empty_like(logprobs), torch.empty_like(logprobs)
+        entropies, normalizers = torch.empty_like(logprobs), torch.empty_like(logprobs)
         for rows in _chunks(len(hidden), head.chunk):
             scores = head.scores(hidden[rows], weight, bias)
             head.forbid(scores, rows)
-            normalisers[rows] = scores.logsumexp(-1)
-            scores -= normalisers[rows, None]
+            normalizers[rows] = scores.logsumexp(-1)
+            scores -= normalizers[rows, None]
             logprobs[rows] = scores.gather(1, targets[rows, None])[:, 0]
             entropies[rows] = -scores.exp().mul_(scores).sum(-1)
-        ctx.save_for_backward(hidden, weight, bias, targets, normalisers)
+        ctx.save_for_backward(hidden, weight, bias, targets, normalizers)
         ctx.head = head
         ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, normalisers = ctx.saved_tensors
+        hidden, weight, bias, targets, normalizers = ctx.saved_tensors
         head: _Head = ctx.head
         outer = gradients[0] * head.slope
         d_hidden = torch.empty_like(hidden)
@@ -147,11 +147,11 @@ class _ChunkedLogProbs(torch.autograd.Function):
         d_bias = torch.zeros_like(bias, dtype=_precision(bias)) if ctx.needs_input_grad[2] else None
         for rows in _chunks(len(hidden), head.chunk):
             scores = head.scores(hidden[rows], weight, bias)
-            flattened = head.flatten(scores)
+            factors = head.softcap_factors(scores)
             head.forbid(scores, rows)
-            d_scores = scores.sub_(normalisers[rows, None]).exp_().mul_(-outer[rows, None])
+            d_scores = scores.sub_(normalizers[rows, None]).exp_().mul_(-outer[rows, None])
             d_scores.scatter_add_(1, targets[rows, None], outer[rows, None])
-            d_logits = (d_scores if flattened is None else d_scores.mul_(flattened)).to(weight.dtype)
+            d_logits = (d_scores if factors is None else d_scores.mul_(factors)).to(weight.dtype)
             d_hidden[rows] = d_logits @ weight
             if d_bias is not None:
                 d_bias += d_logits.sum(0, dtype=d_bias.dtype)
@@ -160,9 +160,9 @@ class _ChunkedLogProbs(torch.autograd.Function):
             if d_logits.dtype == d_weight.dtype:
                 d_weight.addmm_(d_logits.T, hidden[rows])
                 continue
-            size = max(1, d_logits.numel() // hidden.shape[1])  # a slice's product takes no more memory than the logits
+            size = max(1, d_logits.numel() // hidden.shape[1])  # each slice's product takes at most the logits' memory
             for part in _chunks(len(weight), size):
-                d_weight[part] += _product(d_logits.T[part], hidden[rows])
+                d_weight[part] += _matmul(d_logits.T[part], hidden[rows])
         return (
             d_hidden,
             None if d_weight is None else d_weight.to(weight.dtype),
@@ -172,15 +172,16 @@ class _ChunkedLogProbs(torch.autograd.Function):
         )
 
 
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """The matrix product, from factors in half precision in float32: it is summed so, and must not be rounded back.
+def _matmul(left: Tensor, right: Tensor) -> Tensor:
+    """Multiply two matrices; the product of half-precision matrices is float32.
 
-    bfloat16 has 8 significant bits: a logit of 20 would be off by up to 0.06, and a probability by as many percent.
+    Rounding the product to bfloat16, which has 8 significant bits, would change a logit of 20 by up to 0.06 and a
+    probability by up to 6 %.
     """
     precision = _precision(left)
     if left.is_cuda and left.dtype != precision:
         return torch.mm(left, right, out_dtype=precision)
-    return left.to(precision) @ right.to(precision)  # CPUs have no such product
+    return left.to(precision) @ right.to(precision)  # on CPU, torch.mm does not support out_dtype
 
 
 def _precision(tensor: Tensor) -> torch.dtype:

@@ -1,6 +1,7 @@
-"""LoRA: small trained matrices beside the frozen weights of a policy (Hu et al. 2021, "LoRA"), by PEFT.
+"""LoRA with PEFT: small trained matrices added to a policy's frozen weights (Hu et al. 2021, "LoRA").
 
-Two adapters may be there at once: the one that is trained, and that of a start model that was trained with LoRA itself.
+A policy can hold two adapters: the trained one, and the frozen adapter of the reference model if a job continues an
+adapter.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from agent_rft.trainer.model.policy import Policy
 
 TRAINED, START = "default", "start"
 PREFIX = "base_model.model."
-"""What PEFT's files put before a module's name."""
+"""Prefix of module names in PEFT's files."""
 LinearShapes = Mapping[str, tuple[int, int]]
 """Inputs and outputs of linear layers by name."""
 
@@ -30,16 +31,16 @@ def add_adapter(
 ) -> None:
     """Freeze the policy's weights and add an adapter to train: `start`, or a new one that changes nothing yet.
 
-    A new one is drawn from `seed`, equally on all ranks. With `keeps_start` a second, frozen copy of `start` remains
-    for `as_start`.
+    A new adapter is initialized from `seed`, identically on all ranks. With `keeps_start`, a second, frozen copy of
+    `start` is added for `as_start`.
 
     Raises:
-        UserError: A target matches nothing, or `start` is of another model.
+        UserError: A target matches no linear layer, or `start` does not fit the model.
     """
     modules = adapted_modules(policy.model, lora)
     names = [TRAINED, START] if start is not None and keeps_start else [TRAINED]
-    # By their places in the policy, which has no config of transformers: with one, PEFT would adapt fused experts in
-    # place of the dense layers that have the names of their parts.
+    # Full names, because the policy has no transformers config. With a config, PEFT would adapt fused experts instead
+    # of the dense layers that are named like parts of the experts.
     targets = [f"model.{name}" for name in modules]
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0)  # type: ignore[arg-type]  # PEFT computes with any number
     with torch.random.fork_rng(devices=[]):
@@ -61,12 +62,12 @@ def add_adapter(
 
 
 def adapted_modules(model: PreTrainedModel, lora: LoraSpec) -> dict[str, nn.Linear]:
-    """The layers that `lora` adapts, by name. The model may be without memory, on the device meta.
+    """Return the layers that `lora` adapts, by name. The model may be on the meta device.
 
     Raises:
         UserError: A target matches no linear layer.
     """
-    adaptable = _adaptable(model)
+    adaptable = _adaptable_layers(model)
     linear = {name: module for name, module in model.named_modules() if module in adaptable}
     if lora.targets == "all-linear":
         return linear
@@ -74,25 +75,28 @@ def adapted_modules(model: PreTrainedModel, lora: LoraSpec) -> dict[str, nn.Line
     for target in lora.targets:
         matching = {name: m for name, m in linear.items() if name == target or name.endswith(f".{target}")}
         if not matching:
-            problem, remedy = f"no linear layer of the model is named {target!r}", f"use {', '.join(_ends(linear))}"
+            problem, remedy = (
+                f"no linear layer of the model is named {target!r}",
+                f"use {', '.join(_last_parts(linear))}",
+            )
             raise UserError(f"{problem}; {remedy}", problem=problem, remedy=remedy)
         found |= matching
     return found
 
 
-def _adaptable(model: PreTrainedModel) -> set[nn.Linear]:
-    """Layers of the language model that are called as they are, and so compute with an adapter.
+def _adaptable_layers(model: PreTrainedModel) -> set[nn.Linear]:
+    """Return the language model's linear layers that are called as modules, so that an adapter takes effect.
 
-    Not the output head; nor subclasses, such as routers that return more than a product; nor the last layer of Mamba's
-    mixers, whose weight alone is handed to a kernel on GPUs.
+    Excludes the output head, subclasses of Linear (such as routers that return more than a product), and the output
+    layer of Mamba mixers, because GPU kernels read only its weight.
     """
     decoder, head = model.get_decoder(), model.get_output_embeddings()
-    of_kernels = {m.out_proj for m in decoder.modules() if hasattr(m, "A_log") and hasattr(m, "D")}
-    return {m for m in decoder.modules() if type(m) is nn.Linear and m is not head} - of_kernels
+    kernel_layers = {m.out_proj for m in decoder.modules() if hasattr(m, "A_log") and hasattr(m, "D")}
+    return {m for m in decoder.modules() if type(m) is nn.Linear and m is not head} - kernel_layers
 
 
 def linear_shapes(config: PreTrainedConfig, lora: LoraSpec) -> LinearShapes:
-    """Inputs and outputs of each layer that `lora` adapts in a model with this config, whose weights are not loaded.
+    """Return inputs and outputs of each layer that `lora` adapts, from the model's config alone.
 
     Raises:
         UserError: A target matches no linear layer.
@@ -103,7 +107,7 @@ def linear_shapes(config: PreTrainedConfig, lora: LoraSpec) -> LinearShapes:
 
 
 def tensor_shapes(layers: LinearShapes, rank: int) -> dict[str, tuple[int, int]]:
-    """The shapes of an adapter's tensors, by their names in PEFT's files."""
+    """Return the shapes of an adapter's tensors, by their names in PEFT's files."""
     shapes: dict[str, tuple[int, int]] = {}
     for name, (inputs, outputs) in layers.items():
         shapes |= {f"{PREFIX}{name}.lora_A.weight": (rank, inputs), f"{PREFIX}{name}.lora_B.weight": (outputs, rank)}
@@ -111,14 +115,17 @@ def tensor_shapes(layers: LinearShapes, rank: int) -> dict[str, tuple[int, int]]
 
 
 def targets_of(policy: Policy, lora: LoraSpec) -> tuple[str, ...]:
-    """The names for PEFT's `target_modules`: what it means by all-linear depends on the model's head."""
+    """Return the layer names for PEFT's `target_modules`.
+
+    Expands "all-linear", because PEFT's own expansion depends on the model's head.
+    """
     if lora.targets != "all-linear":
         return lora.targets
-    return tuple(_ends(name for name, module in policy.model.named_modules() if isinstance(module, LoraLayer)))
+    return tuple(_last_parts(name for name, module in policy.model.named_modules() if isinstance(module, LoraLayer)))
 
 
 def adapter_tensors(policy: Policy, name: str = TRAINED) -> dict[str, nn.Parameter]:
-    """The adapter's parameters by their names in PEFT's files."""
+    """Return the adapter's parameters, by their names in PEFT's files."""
     marker = f".{name}.weight"
     return {
         PREFIX + key.removesuffix(marker) + ".weight": tensor
@@ -129,9 +136,10 @@ def adapter_tensors(policy: Policy, name: str = TRAINED) -> dict[str, nn.Paramet
 
 @contextmanager
 def as_start(policy: Policy) -> Iterator[None]:
-    """Let the policy compute as the start model: without the adapter that is trained.
+    """Context manager in which the policy computes as the reference model, without the trained adapter.
 
-    Its layers still run and count 0, so that ZeRO-3 sees the same layers in each pass, and no gradient is switched.
+    The trained adapter still runs but is scaled by 0, so that ZeRO-3 sees the same layers in each pass and no parameter
+    changes `requires_grad`.
     """
     _compute_with(policy, START)
     try:
@@ -156,11 +164,14 @@ def _fill(tensors: Mapping[str, nn.Parameter], start: Mapping[str, Tensor]) -> N
         | {name for name in tensors.keys() & start.keys() if tensors[name].shape != start[name].shape}
     )
     if wrong:
-        raise UserError(f"the adapter is of another model or shape: {wrong[0]} and {len(wrong) - 1} more differ")
+        raise UserError(
+            f"the adapter does not fit the model: tensor {wrong[0]} and {len(wrong) - 1} more are missing or differ in "
+            "shape; use an adapter that was trained on this model"
+        )
     for name, tensor in tensors.items():
         tensor.data.copy_(start[name])
 
 
-def _ends(modules: Iterable[str]) -> list[str]:
-    """The last parts of the modules' names, each once, in order."""
+def _last_parts(modules: Iterable[str]) -> list[str]:
+    """Return the distinct last parts of the modules' names, in order."""
     return list(dict.fromkeys(name.rpartition(".")[2] for name in modules))

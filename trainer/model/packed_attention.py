@@ -1,8 +1,8 @@
-"""Causal attention over packed sequences: no token sees another sequence. Registered with transformers as "packed".
+"""Causal attention over packed sequences, registered with transformers as "packed". No token sees another sequence.
 
-On a GPU in half precision it is one variable-length flash kernel, elsewhere one `scaled_dot_product_attention` per
-sequence. That loop needs no padding and no mask, which on a CPU is faster than padded batches. `benchmarks.gpu`
-compares them with other ways to compute the same.
+On a GPU in half precision, one variable-length flash kernel computes it. Elsewhere, a loop calls
+`scaled_dot_product_attention` once per sequence, without padding or masks, which on a CPU is faster than padded
+batches. `benchmarks.gpu` compares both with alternatives.
 """
 
 from __future__ import annotations
@@ -22,17 +22,21 @@ from agent_rft.errors import UserError
 from agent_rft.trainer.model.shared_prefix import NO_PARENT
 
 NAME = "packed"
-"""As transformers' `attn_implementation`."""
+"""Value of transformers' `attn_implementation`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where S sequences lie in N packed tokens: lengths (S numbers, sum N), cu_seqlens [S + 1] int32 on the device.
+    """Positions of S sequences in N packed tokens.
 
-    With `parents`, S numbers, a sequence continues an earlier one, whose tokens it sees too (`PrefixTree`). The loop
-    computes that, but for chunked attention. `masks` holds the masks that the loop needs, such as those by sliding
-    window, and `chunks` the packings of chunked attention, by size: each is made at the first use by a layer, and used
-    by all. `experts` [N, L, k] int64 are for `router_replay`.
+    Attributes:
+        lengths: S numbers that add up to N.
+        cu_seqlens: [S + 1] int32, the cumulative lengths, on the device.
+        experts: [N, L, k] int64, for `router_replay`.
+        parents: S numbers, as in `PrefixTree`: the earlier sequence that each sequence continues and sees. Only the
+            loop supports it, and chunked attention ignores it.
+        masks: Cache of the loop's masks, such as sliding-window masks. All layers share it.
+        chunks: Cache of the packings for chunked attention, by chunk size. All layers share it.
     """
 
     lengths: tuple[int, ...]
@@ -54,20 +58,20 @@ class Packing:
         return cls(tuple(lengths), starts.to(device, torch.int32), experts, parents)
 
     def chunked(self, size: int) -> Packing:
-        """Each chunk of `size` tokens of a sequence as a sequence of its own."""
+        """Return a packing in which each chunk of `size` tokens is a separate sequence."""
         if size not in self.chunks:
             lengths = [min(size, length - start) for length in self.lengths for start in range(0, length, size)]
             self.chunks[size] = Packing.of(lengths, self.cu_seqlens.device)
         return self.chunks[size]
 
 
-_FLASH_TAKES_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
+_FLASH_SUPPORTS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 """True from torch 2.12 on."""
 FLASH_HEAD_SIZE = 256
-"""Larger heads, as in the full attention of Gemma 4, have no flash kernel."""
+"""Largest head size of the flash kernel. The full attention of Gemma 4 has larger heads."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, Packing, float | None, int | None], Tensor]
-"""query [1, H, N, D], key and value [1, K, N, D], packing, scaling and sliding window -> [1, N, H, D]."""
+"""Arguments: query [1, H, N, D], key and value [1, K, N, D], packing, scaling, sliding window. Result: [1, N, H, D]."""
 
 
 def packed_attention(
@@ -85,20 +89,23 @@ def packed_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function for transformers' `AttentionInterface`.
+    """Compute attention for transformers' `AttentionInterface`.
 
     query [1, H, N, D], key [1, K, N, D] and value [1, K, N, E] with K dividing H -> [1, N, H, E]. A token attends to
-    itself and to earlier tokens of its own sequence; with `sliding_window` W, to the last W of these, itself included;
-    in layers of `chunked_attention`, to those in its chunk. `softcap` bounds the scores, `s_aux` [H] are the scores of
-    attention sinks. There is no dropout, because the learner's log-probabilities must match the engine's. `attend`
-    replaces the fastest exact way to compute it; softcap and sinks have only the loop.
+    itself and to earlier tokens of the same sequence. `sliding_window` W limits this to the last W tokens, itself
+    included; `chunked_attention` layers limit it to the token's chunk. There is no dropout, because the learner's
+    log-probabilities must match the engine's.
+
+    `softcap` bounds the scores, and `s_aux` [H] are the scores of attention sinks; only the loop supports them.
+    `attend` replaces the default implementation, which is the fastest exact one.
 
     Raises:
-        UserError: The model makes an attention mask of its own.
+        UserError: The model passes its own attention mask, or both softcap and sinks.
     """
     if attention_mask is not None or (softcap is not None and s_aux is not None):
         raise UserError(
-            f"{type(module).__name__} makes an attention mask of its own, in which packed rollouts would see each other"
+            f"{type(module).__name__} uses its own attention mask, in which packed rollouts would see each other; "
+            "use a model with a supported architecture"
         )
     if (size := _chunk_size(module)) is not None:
         packing = packing.chunked(size)
@@ -111,7 +118,7 @@ def packed_attention(
 
 
 def _chunk_size(module: nn.Module) -> int | None:
-    """The chunks of a layer of Llama 4, which transformers hands on in masks only."""
+    """Return the chunk size of a Llama 4 layer, or None. Transformers passes it on only in masks."""
     layer: Any = module
     kinds = getattr(getattr(layer, "config", None), "layer_types", None) or ()
     chunked = "chunked_attention" in kinds and kinds[layer.layer_idx] == "chunked_attention"
@@ -119,7 +126,7 @@ def _chunk_size(module: nn.Module) -> int | None:
 
 
 def choose_attention(device: str, dtype: torch.dtype, head_size: int = 0) -> Attend:
-    """Return the fastest exact way, as measured on CPUs and on an H100 with packed rollouts (benchmarks/RESULTS.md)."""
+    """Return the fastest exact implementation, as measured with packed rollouts in benchmarks/RESULTS.md."""
     flash = device == "cuda" and dtype in (torch.bfloat16, torch.float16) and head_size <= FLASH_HEAD_SIZE
     return varlen_attention if flash else loop_attention
 
@@ -134,40 +141,40 @@ def loop_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """One `scaled_dot_product_attention` per sequence; torch chooses its kernel."""
-    # split, not slices: the backward pass of a split is one concatenation, that of S slices is S full-size tensors.
+    """Call `scaled_dot_product_attention` once per sequence; torch chooses its kernel."""
+    # split, not slices: its backward pass is one concatenation, while S slices would create S full-size tensors.
     queries, keys, values = (torch.split(tensor, list(packing.lengths), dim=2) for tensor in (q, k, v))
     if packing.parents is not None:
-        keys, values = (_with_parents(tensors, packing.parents) for tensors in (keys, values))
+        keys, values = (_prepend_parents(tensors, packing.parents) for tensors in (keys, values))
     sequences = zip(queries, keys, values, strict=True)
     if softcap is not None:
-        outputs = [_capped(q, k, v, scaling, window, softcap) for q, k, v in sequences]
+        outputs = [_attend_with_softcap(q, k, v, scaling, window, softcap) for q, k, v in sequences]
     elif sinks is not None:
-        outputs = [_with_sinks(q, k, v, scaling, window, packing.masks, sinks) for q, k, v in sequences]
+        outputs = [_attend_with_sinks(q, k, v, scaling, window, packing.masks, sinks) for q, k, v in sequences]
     else:
         outputs = [_attend(q, k, v, scaling, window, packing.masks) for q, k, v in sequences]
     return torch.cat(outputs, dim=2).transpose(1, 2)
 
 
-def _with_parents(parts: Sequence[Tensor], parents: Sequence[int]) -> tuple[Tensor, ...]:
-    """Keys or values of each sequence [1, K, N, D] after those of the sequences that it continues."""
-    whole: list[Tensor] = []
+def _prepend_parents(parts: Sequence[Tensor], parents: Sequence[int]) -> tuple[Tensor, ...]:
+    """Prepend to the keys or values of each sequence [1, K, N, D] the ones of the sequences that it continues."""
+    full: list[Tensor] = []
     for part, parent in zip(parts, parents, strict=True):
-        whole.append(part if parent == NO_PARENT else torch.cat([whole[parent], part], dim=2))
-    return tuple(whole)
+        full.append(part if parent == NO_PARENT else torch.cat([full[parent], part], dim=2))
+    return tuple(full)
 
 
 def varlen_attention(
     q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None, window: int | None
 ) -> Tensor:
-    """Torch's variable-length flash kernel, for half precision on GPUs."""
+    """Call torch's variable-length flash kernel, for half precision on GPUs."""
     groups = q.shape[1] // k.shape[1]
-    options: dict[str, Any] = {"enable_gqa": groups > 1} if _FLASH_TAKES_GROUPS else {}
-    if not _FLASH_TAKES_GROUPS:
+    options: dict[str, Any] = {"enable_gqa": groups > 1} if _FLASH_SUPPORTS_GQA else {}
+    if not _FLASH_SUPPORTS_GQA:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     longest, size = max(packing.lengths), v.shape[-1]
-    v = functional.pad(v, (0, q.shape[-1] - size))  # the kernel has one size for all heads
-    output: Tensor = varlen_attn(  # type: ignore[assignment]  # a pair only with return_aux
+    v = functional.pad(v, (0, q.shape[-1] - size))  # the kernel requires equal head sizes
+    output: Tensor = varlen_attn(  # type: ignore[assignment]  # it returns a pair only with return_aux
         q[0].transpose(0, 1),
         k[0].transpose(0, 1),
         v[0].transpose(0, 1),
@@ -191,10 +198,10 @@ def _attend(
     masks: dict[Any, Any],
     sink: bool = False,
 ) -> Tensor:
-    """Causal attention [1, H, N, D] -> [1, H, N, E]; the queries are those of the last N of M keys.
+    """Compute causal attention [1, H, N, D] -> [1, H, N, E] of N queries to M >= N keys.
 
-    With a `sink`, no window hides the first key. Masks are kept in `masks`: the backward pass needs them, and those of
-    all layers are the same.
+    The queries belong to the last N keys. With a `sink`, the first key is always visible. Masks are cached in `masks`:
+    the backward pass needs them, and all layers use the same ones.
     """
     length, num_keys = query.shape[2], key.shape[2]
     window = window or num_keys
@@ -202,10 +209,10 @@ def _attend(
     if length < num_keys or window + sink < length:
         shape = (length, num_keys, window, sink, query.dtype)
         if (mask := masks.get(shape)) is None:
-            seen = _seen(length, num_keys, window, query.device)
+            visible = _visible_keys(length, num_keys, window, query.device)
             if sink:
-                seen[:, 0] = True
-            mask = masks[shape] = query.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
+                visible[:, 0] = True
+            mask = masks[shape] = query.new_zeros(visible.shape).masked_fill_(~visible, -torch.inf)
     return functional.scaled_dot_product_attention(
         query,
         key,
@@ -217,7 +224,7 @@ def _attend(
     )
 
 
-def _with_sinks(
+def _attend_with_sinks(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -226,9 +233,9 @@ def _with_sinks(
     masks: dict[Any, Any],
     sinks: Tensor,
 ) -> Tensor:
-    """Attention to one more token that comes before all others: its score is the head's sink, its value 0.
+    """Compute attention with an additional first token, whose score is the head's sink and whose value is 0.
 
-    One more number in each query holds the score, so that any kernel computes it, and its gradient.
+    The score is stored in an additional element of each query, so that any kernel computes it and its gradient.
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = (sinks.to(query.dtype) / scaling)[None, :, None, None].expand(*query.shape[:3], 1)
@@ -238,23 +245,23 @@ def _with_sinks(
     return _attend(query, key, value, scaling, window, masks, sink=True)[:, :, 1:]
 
 
-def _capped(
+def _attend_with_softcap(
     query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None, softcap: float
 ) -> Tensor:
-    """Attention whose scores are bounded by tanh, with all of them at once: torch has no kernel for it."""
+    """Compute attention with tanh-bounded scores. No torch kernel supports it, so all scores are in memory."""
     groups, length, num_keys = query.shape[1] // key.shape[1], query.shape[2], key.shape[2]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    seen = _seen(length, num_keys, window or num_keys, query.device)
-    scores = (torch.tanh(scores / softcap) * softcap).masked_fill(~seen, -torch.inf)
+    visible = _visible_keys(length, num_keys, window or num_keys, query.device)
+    scores = (torch.tanh(scores / softcap) * softcap).masked_fill(~visible, -torch.inf)
     return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ value
 
 
-def _seen(length: int, num_keys: int, window: int, device: torch.device) -> Tensor:
-    """Which keys the last `length` tokens see [N, M] bool: those before each and itself, `window` at most."""
+def _visible_keys(length: int, num_keys: int, window: int, device: torch.device) -> Tensor:
+    """Return [N, M] bool: the keys that each of the last N tokens sees, at most `window` and including itself."""
     before = num_keys - length
-    seen = torch.ones(length, num_keys, dtype=torch.bool, device=device)
-    return seen.tril_(before).triu_(before + 1 - window)
+    visible = torch.ones(length, num_keys, dtype=torch.bool, device=device)
+    return visible.tril_(before).triu_(before + 1 - window)
 
 
 AttentionInterface.register(NAME, packed_attention)

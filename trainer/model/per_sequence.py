@@ -1,7 +1,8 @@
-"""Layers that carry a state from token to token see one packed sequence at a time.
+"""Stateful layers, which run once per packed sequence.
 
-Linear attention, state-space models and short convolutions read the tokens before in order, whichever sequence they
-are of. Kernels for packed ones exist on some GPUs only, so the layer runs once per sequence: exact on any device.
+Linear attention, state-space models and short convolutions carry a state from token to token, and so from one packed
+sequence into the next. Kernels for packed sequences exist only on some GPUs. Running the layer once per sequence is
+exact on any device.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from agent_rft.trainer.model.packed_attention import Packing
 
 _STATE = {"cache_params", "past_key_values"}
-"""How a mixer's forward names the state that it carries on when it generates."""
+"""Parameters of a mixer's forward that hold its state during generation."""
 
 
 def separate_sequences(model: nn.Module) -> list[nn.Module]:
-    """Let the mixers of `model` that carry a state run per sequence, and return them.
+    """Make the stateful mixers of `model` run once per sequence, and return them.
 
-    The layers must be called with a `packing`, as those with attention are.
+    Their layers must be called with a `packing`, like attention layers.
     """
     mixers = []
     for layer in model.modules():
@@ -37,19 +38,19 @@ def separate_sequences(model: nn.Module) -> list[nn.Module]:
 
 
 def carries_state(mixer: nn.Module) -> bool:
-    """Whether it reads earlier tokens without transformers' attention interface, whose modules have `is_causal`."""
+    """Whether a mixer reads earlier tokens without transformers' attention, whose modules have `is_causal`."""
     return not hasattr(mixer, "is_causal") and not _STATE.isdisjoint(inspect.signature(mixer.forward).parameters)
 
 
 class _PerSequence:
-    """The forward of a mixer: what it returns for each sequence alone, one after the other [1, N, D]."""
+    """Replacement for a mixer's forward: runs each sequence separately and concatenates the outputs [1, N, D]."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self._forward = forward
         self._packing: Packing | None = None
 
     def start(self, _: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Before each pass of the layer, also those that recompute it: not every layer hands the packing on."""
+        """Store the packing before each pass or recomputation of the layer, since not every layer passes it on."""
         self._packing = kwargs["packing"]
 
     def __call__(self, *args: Any, packing: Packing | None = None, **kwargs: Any) -> Any:
@@ -57,13 +58,13 @@ class _PerSequence:
         lengths = self._packing.lengths
         parts = zip(_split(args, lengths), _split(kwargs, lengths), strict=True)
         outputs = [self._forward(*some, **named) for some, named in parts]
-        if isinstance(outputs[0], tuple):  # the rest are states, which nobody reads in training
+        if isinstance(outputs[0], tuple):  # the others are states, which are unused in training
             return torch.cat([output[0] for output in outputs], dim=1), *(None for _ in outputs[0][1:])
         return torch.cat(outputs, dim=1)
 
 
 def _split(value: Any, lengths: tuple[int, ...]) -> list[Any]:
-    """The parts of tensors [1, N, ...] in `value` for each sequence; whatever else is in it is the same for all."""
+    """Split the tensors [1, N, ...] in `value` by sequence, and repeat all other content for each sequence."""
     if isinstance(value, Tensor) and value.ndim > 1 and value.shape[1] == sum(lengths):
         return list(torch.split(value, list(lengths), dim=1))
     if isinstance(value, tuple):

@@ -1,6 +1,6 @@
-"""The policy as the learner sees it: packed tokens in, log-probabilities of the trained tokens out.
+"""The learner's policy: packed tokens in, log-probabilities of the trained tokens out.
 
-Parameters keep their names in transformers (with the prefix "model.") and their identity, so tied weights stay tied.
+Parameters keep their transformers names (with the prefix "model.") and their identity, so tied weights stay tied.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from agent_rft.trainer.model.router_replay import replay_routers
 from agent_rft.trainer.model.shared_prefix import PrefixTree
 
 STATE_LAYERS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
-"""Transformers' names of the layers that carry a state from token to token, which run per sequence."""
+"""Transformers' names of stateful layer types, which run once per sequence."""
 LAYER_KINDS = {
     *("full_attention", "sliding_attention", "chunked_attention"),
     *STATE_LAYERS,
     *("mlp", "dense", "sparse", "moe"),
 }
-"""Transformers' names of the layers that `packed_attention` or `per_sequence` computes, or that see one token only."""
+"""Transformers' names of the supported layer types: attention, stateful layers, and layers that see one token only."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
     """A `MicroBatch` as tensors on the learner's device, with the same shapes.
 
-    If tokens are shared (`PrefixTree`), N are those that are left, and the packing that of the tree's segments.
-    `masks` are (allowed, which) of its `TokenMasks`, still on the CPU: they are needed only in its own passes.
+    If tokens are shared (`PrefixTree`), N counts the computed tokens, and the packing describes the tree's segments.
+    `masks` are (allowed, which) of the batch's `TokenMasks`. They stay on the CPU until the batch is computed.
     """
 
     token_ids: Tensor
@@ -68,7 +68,7 @@ class DeviceBatch:
         token_ids, positions, logits_indices = batch.token_ids, batch.positions, batch.logits_indices
         experts = None if batch.experts is None else move(batch.experts.astype(np.int64))
         packing = Packing.of(batch.lengths, device, experts)
-        # With experts nothing is shared: the engine may have sent the same token to others in another rollout.
+        # With experts nothing is shared: in another rollout, the engine may have sent the token to other experts.
         tree = PrefixTree.if_it_pays(token_ids, batch.lengths) if share and experts is None else None
         if tree is not None:
             token_ids, positions = token_ids[tree.kept], positions[tree.kept]
@@ -89,11 +89,11 @@ class DeviceBatch:
 
 
 class Policy(nn.Module):
-    """A causal language model from transformers, with packed sequences and `TokenLogProbs` for its head.
+    """A causal language model from transformers, with packed sequences and a `TokenLogProbs` head.
 
     Attributes:
-        model: With the names of its parameters and, without packing, the results that it has in transformers.
-        mixers: Modules that run per sequence, so that ranks call their parts differently often.
+        model: The transformers model. Its parameter names and, without packing, its results are unchanged.
+        mixers: Modules that run once per sequence, so each rank calls their parts a different number of times.
     """
 
     def __init__(self, model: PreTrainedModel, temperature: float) -> None:
@@ -103,19 +103,19 @@ class Policy(nn.Module):
         model.set_output_embeddings(TokenLogProbs(head.weight, temperature, bias=bias, change=change))
         for module in model.modules():
             if isinstance(module, nn.Dropout):
-                module.p = 0.0  # engines have none, and log-probabilities must match theirs
+                module.p = 0.0  # engines use no dropout, and log-probabilities must match
         self.mixers = tuple(separate_sequences(model))
         self.model = model
         replay_routers(self._decoder, model.config.get_text_config())
         trained = {id(p) for part in (self._decoder, model.get_output_embeddings()) for p in part.parameters()}
         for parameter in model.parameters():
             if id(parameter) not in trained:
-                parameter.requires_grad = False  # of the part that sees: no rollout has images
+                parameter.requires_grad = False  # the vision tower: rollouts have no images
 
     def forward(self, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
-        """Log-probabilities [M] of the batch's targets and entropies [M], float32, at the sampling temperature.
+        """Return log-probabilities [M] of the batch's targets and entropies [M], float32, at the sampling temperature.
 
-        Both are of the policy that sampled: of the tokens that the batch's masks allow.
+        As in sampling, only tokens that the batch's masks allow have a probability above 0.
         """
         output = self._decoder(
             input_ids=batch.token_ids[None],
@@ -130,16 +130,16 @@ class Policy(nn.Module):
 
     @property
     def _decoder(self) -> PreTrainedModel:
-        """The text model without its head: also inside a model that sees."""
+        """The language model without its head; for a vision model, its language part."""
         decoder = self.model.get_decoder()
         return decoder if decoder is not self.model else self.model.model
 
 
 def load_policy(folder: Path, dtype: torch.dtype, temperature: float) -> Policy:
-    """Load the model in `folder` with packed attention, on the device that is torch's default.
+    """Load the model in `folder` with packed attention, on torch's default device.
 
     Raises:
-        UserError: The learner would compute this model's attention incorrectly, or start with random weights.
+        UserError: The learner does not support the model's layers, or the folder lacks some of the model's weights.
     """
     refuse_unsupported(AutoConfig.from_pretrained(folder))
     model, found = AutoModelForCausalLM.from_pretrained(
@@ -147,15 +147,15 @@ def load_policy(folder: Path, dtype: torch.dtype, temperature: float) -> Policy:
     )
     if lacking := found["missing_keys"]:
         what = f"the files in {folder} lack {len(lacking)} weights of the model, such as {min(lacking)}"
-        raise UserError(f"{what}; copy or convert it again: these weights would start as random numbers")
+        raise UserError(f"{what}; copy or convert the model again, or these weights would start as random numbers")
     return Policy(model, temperature)
 
 
 def refuse_unsupported(config: PreTrainedConfig) -> None:
-    """Check by its config that the learner can train a model; `agent_rft.trainer.model.probe` shows whether it does.
+    """Check by its config that the learner supports a model; `agent_rft.trainer.model.probe` tests the loaded model.
 
     Raises:
-        UserError: It cannot.
+        UserError: The learner does not support one of the model's layers, or its attention.
     """
     if other := layer_kinds(config) - LAYER_KINDS:
         raise UserError(
@@ -167,5 +167,5 @@ def refuse_unsupported(config: PreTrainedConfig) -> None:
 
 
 def layer_kinds(config: PreTrainedConfig) -> set[str]:
-    """The kinds of a model's layers by their names in transformers; empty where its config does not say them."""
+    """Return the types of a model's layers, by transformers' names; empty if its config does not list them."""
     return set(getattr(config.get_text_config(), "layer_types", None) or ())

@@ -1,7 +1,7 @@
-"""Shows on a few tokens that packed sequences do not see each other and that the head is the model's own.
+"""Tests of a loaded model on a few tokens: packed sequences stay separate, and the head gives the model's own logits.
 
-Where this holds, an architecture can be trained: by a fact about the model, not by its name. `shares_prefixes` shows in
-the same way whether its sequences can share what they begin with.
+An architecture that passes can be trained, whatever its name. `shares_prefixes` tests whether sequences can share a
+common prefix.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from agent_rft.trainer.model.batch import WeightedSequence, pack
 from agent_rft.trainer.model.policy import DeviceBatch, Policy
 
 LENGTH = 9
-"""Tokens of a sequence: more than a short convolution sees at once."""
+"""Tokens per sequence; more than a short convolution reads."""
 LEAK = {torch.float32: 0.001, torch.bfloat16: 0.05}
-"""How much another sequence may change a token's log-probability, as a share of what the first token of its own
-changes. It should be nothing, but experts that get other tokens too may round their products differently."""
+"""Largest accepted effect of another sequence on a token's log-probability, divided by the effect of the first token
+of the same sequence. Ideally 0, but experts that get additional tokens may round differently."""
 LOGIT_ERROR = {torch.float32: 0.001, torch.bfloat16: 0.5}
-"""How far the head's log-probabilities may be from those by the model's own logits, which are rounded to its dtype."""
-REMEDY = "use a model of an architecture that the manual lists"
+"""Largest accepted difference between log-probabilities from the head and from the model's own, rounded logits."""
+REMEDY = "use a model with an architecture that the manual lists"
 
 
 def refuse_if_wrong(policy: Policy, device: torch.device) -> None:
-    """Make four passes of some 16 tokens. Under ZeRO 3, all ranks take part.
+    """Test the policy with four passes of about 16 tokens. Under ZeRO 3, all ranks take part.
 
     Raises:
         UserError: Packed sequences see each other, or the model changes its logits after the head.
@@ -39,55 +39,60 @@ def refuse_if_wrong(policy: Policy, device: torch.device) -> None:
     try:
         with torch.no_grad():
             leak, error = _leak(policy, device), _logit_error(policy, device)
-    except (AttributeError, KeyError, TypeError) as failure:  # an argument that it does not hand on to its layers
-        what = f"{name} takes no packed sequences ({type(failure).__name__}: {failure})"
+    except (AttributeError, KeyError, TypeError) as failure:  # the model does not pass an argument to its layers
+        what = f"{name} does not support packed sequences ({type(failure).__name__}: {failure})"
         raise UserError(f"{what}; {REMEDY}") from failure
     finally:
         policy.train(training)
     dtype = policy.model.get_output_embeddings().weight.dtype
     if not leak <= LEAK[dtype]:
-        what = f"{name} lets packed rollouts see each other: one changes another by {leak:.2g} of its own effect"
+        what = (
+            f"{name} lets packed rollouts see each other: the effect of one on another "
+            f"is {leak:.2g} of its effect on itself"
+        )
         raise UserError(f"{what}; {REMEDY}")
     if not error <= LOGIT_ERROR[dtype]:
-        raise UserError(f"{name} changes its logits, by {error:.2g}, in a way that the learner does not know; {REMEDY}")
+        raise UserError(
+            f"{name} changes its logits by {error:.2g} after the head, which the learner does not support; {REMEDY}"
+        )
 
 
 def shares_prefixes(policy: Policy, device: torch.device) -> bool:
-    """Whether what two sequences begin with in common can be computed once, to the precision of float32.
+    """Whether the common prefix of two sequences can be computed once, with float32 precision.
 
-    Makes two passes of some 50 tokens. Under ZeRO 3, all ranks take part.
+    Makes two passes of about 50 tokens. Under ZeRO 3, all ranks take part.
     """
     first, second, other = _sequences(policy)
-    prefix = np.concatenate([other, other])[1:]  # MIN_SHARED and one more, which no chunk of attention divides
+    prefix = np.concatenate([other, other])[1:]  # MIN_SHARED + 1 tokens, not a multiple of a chunk size
     sequences = [np.concatenate([prefix, tail]) for tail in (first, second)]
     training = policy.training
     policy.eval()
     batches = [_batch(sequences, device, share=share) for share in (False, True)]
     with torch.no_grad():
-        alone, shared = (policy(batch)[0] for batch in batches)
+        unshared, shared = (policy(batch)[0] for batch in batches)
     policy.train(training)
-    tried = batches[1].packing.parents is not None
-    return tried and float((alone - shared).abs().max()) <= LOGIT_ERROR[torch.float32]
+    has_shared = batches[1].packing.parents is not None
+    return has_shared and float((unshared - shared).abs().max()) <= LOGIT_ERROR[torch.float32]
 
 
 def _leak(policy: Policy, device: torch.device) -> float:
-    """How much one sequence changes what is predicted in the next one, as a share of what its own first token does."""
+    """Return how much one sequence changes predictions in the next one, relative to the latter's own first token."""
     first, second, other = _sequences(policy)
 
-    def predicted(*sequences: NDArray[np.int32]) -> Tensor:
-        """Log-probabilities [LENGTH - 2] of the last sequence, without that of its second token."""
+    def predict(*sequences: NDArray[np.int32]) -> Tensor:
+        """Return log-probabilities [LENGTH - 2] of the last sequence, from its third token on."""
         logprobs: Tensor = policy(_batch(sequences, device))[0]
         return logprobs[2 - LENGTH :]
 
-    packed = predicted(second, first)
+    packed = predict(second, first)
     distances = partial(torch.dist, packed, p=torch.inf)
-    by_other = float(distances(predicted(other, first)))
-    by_own = float(distances(predicted(second, np.concatenate([other[:1], first[1:]]))))
+    by_other = float(distances(predict(other, first)))
+    by_own = float(distances(predict(second, np.concatenate([other[:1], first[1:]]))))
     return by_other / by_own if by_other > 0 else by_other
 
 
 def _logit_error(policy: Policy, device: torch.device) -> float:
-    """How far log-probabilities are from those by the logits that the model itself returns for one sequence."""
+    """Return the largest difference between log-probabilities from the head and from the model's own logits."""
     sequence = _sequences(policy)[0]
     batch = _batch((sequence,), device)
     ids, positions = batch.token_ids[None], batch.positions[None]
@@ -104,6 +109,6 @@ def _batch(sequences: Sequence[NDArray[np.int32]], device: torch.device, share: 
 
 
 def _sequences(policy: Policy) -> NDArray[np.int32]:
-    """Three sequences [3, LENGTH], the same on all ranks."""
+    """Return three random sequences [3, LENGTH], the same on all ranks."""
     vocabulary = policy.model.config.get_text_config().vocab_size
     return np.random.default_rng(0).integers(0, vocabulary, (3, LENGTH)).astype(np.int32)

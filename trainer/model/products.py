@@ -1,8 +1,8 @@
-"""Faster matrix products in float32 on cores.
+"""Faster float32 matmul on CPU with oneDNN.
 
-PyTorch computes them with MKL, which is written for Intel's processors. With the precision "medium" it asks oneDNN,
-which on others is twice as fast, with the same result. Where a processor has units for it, oneDNN rounds the factors
-to bfloat16, so it must be tried.
+PyTorch uses MKL by default, which is written for Intel CPUs. With the precision "medium" it uses oneDNN, which is twice
+as fast on other CPUs, with the same result. On CPUs with bfloat16 units, oneDNN rounds the inputs to bfloat16, so its
+precision is tested first.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 SIZES: Final = ((256, 256, 256), (1024, 64, 512))
-"""Rows, inner size and columns of the products that are tried."""
+"""Rows, inner size and columns of the test matmuls."""
 ERROR: Final = 2e-6
-"""The largest relative error of a product in float32, which has about 4e-7; factors in bfloat16 give 2e-3."""
+"""Largest accepted relative error. float32 matmul has about 4e-7; bfloat16 inputs give 2e-3."""
 
 
 def use_faster_products(product: Callable[[Tensor, Tensor], Tensor] = torch.matmul) -> bool:
-    """Let oneDNN compute this process's float32 products, if it does so in full precision; returns whether it does."""
+    """Use oneDNN for this process's float32 matmuls if it keeps full precision; return whether it is used."""
     torch.set_float32_matmul_precision("medium")
     exact = all(_error(product, *size) < ERROR for size in SIZES)
     if not exact:
@@ -29,7 +29,7 @@ def use_faster_products(product: Callable[[Tensor, Tensor], Tensor] = torch.matm
 
 
 def _error(product: Callable[[Tensor, Tensor], Tensor], rows: int, inner: int, columns: int) -> float:
-    """The relative error of a product of random factors."""
+    """Return the relative error of the product of two random matrices."""
     random = torch.Generator().manual_seed(0)
     left, right = (torch.randn(shape, generator=random) for shape in ((rows, inner), (inner, columns)))
     exact = left.double() @ right.double()

@@ -1,8 +1,8 @@
-"""A mixture of experts computes with the experts that were chosen when its tokens were sampled.
+"""Router replay: the learner uses the experts that the engine chose when it sampled a token.
 
-Engine and learner round differently, so a router with two close scores may choose another expert in each; then they
-are different functions. With the engine's choices they are the same one, and gradients flow through the weights that
-the learner's own router gives to these experts (rollout routing replay, Ma et al. 2025, arXiv:2510.11370).
+Engine and learner round differently, so a router with two close scores may choose different experts in each. The model
+is then a different function. With the engine's choices it is the same function, and gradients flow through the weights
+that the learner's router gives to these experts (rollout routing replay, Ma et al. 2025, arXiv:2510.11370).
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ _PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
 
 
 def num_experts(config: PreTrainedConfig) -> int:
-    """Experts that a router of a text model chooses from; 0: it has none."""
+    """Return the number of experts that a router of the language model chooses from; 0 without experts."""
     return next((number for name in _NUM_EXPERTS if (number := getattr(config, name, None))), 0)
 
 
 def experts_per_token(config: PreTrainedConfig) -> int:
-    """Experts that a router chooses for a token."""
+    """Return the number of experts that a router chooses for a token; 0 without experts."""
     return next((number for name in _PER_TOKEN if (number := getattr(config, name, None))), 0)
 
 
 def replay_routers(decoder: nn.Module, config: PreTrainedConfig) -> None:
-    """Let each layer take the experts of the `packing` that it is called with, if there are some."""
+    """Make each layer use the experts of its `packing`, if the packing has experts."""
     if (experts := num_experts(config)) == 0:
         return
     layers = (module for module in decoder.modules() if isinstance(module, GradientCheckpointingLayer))
     for number, layer in enumerate(layers):
-        layer.forward = _Replayed(layer.forward, number, experts)
+        layer.forward = _ReplayedForward(layer.forward, number, experts)
 
 
-class _Replayed:
-    """The forward of layer `number`, also when it is computed again."""
+class _ReplayedForward:
+    """Replacement for the forward of layer `number`, which applies to recomputation, too."""
 
     def __init__(self, forward: Callable[..., Any], number: int, num_experts: int) -> None:
         self._forward = forward
@@ -51,14 +51,14 @@ class _Replayed:
         experts = kwargs["packing"].experts
         if experts is None:
             return self._forward(*args, **kwargs)
-        with _Chosen(experts[:, self._number], self._num_experts):
+        with _FixedTopK(experts[:, self._number], self._num_experts):
             return self._forward(*args, **kwargs)
 
 
-class _Chosen(TorchFunctionMode):
-    """Within it the best `k` of a token's scores are those of `experts` [N, k]: each router asks torch for its best.
+class _FixedTopK(TorchFunctionMode):
+    """Context manager in which `torch.topk` of router scores returns `experts` [N, k]; all routers call `topk`.
 
-    Tokens whose experts are -1 have the best ones.
+    Tokens whose experts are -1 get the router's own choice.
     """
 
     def __init__(self, experts: Tensor, num_experts: int) -> None:

@@ -1,8 +1,8 @@
-"""What packed sequences begin with in common is computed once: the tokens of a batch become those of a tree.
+"""Prefix sharing: a common prefix of packed sequences is computed once, as a segment of a tree.
 
-Rollouts of a row have one prompt, and rows of an agent mostly have its instructions and tools before the question. A
-token's state depends only on the tokens before it, so shared tokens have the same states in each sequence, and their
-gradient is the sum of those that they have in each: the same as without sharing, but for rounding.
+Rollouts of a row share the prompt, and rows of an agent usually share its instructions and tools. A token's state
+depends only on the tokens before it, so a shared token has the same state in each sequence. Its gradient is the sum
+over these sequences. The result therefore differs only by rounding from a computation without sharing.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_SHARED: Final = 16
-"""Fewer shared tokens are not worth an attention call of their own."""
+"""Minimum number of shared tokens that is worth a separate attention call."""
 MIN_SAVING: Final = 0.1
-"""Share of the tokens. Attention to a shared part takes a mask, and computes what that hides too."""
+"""Minimum share of saved tokens. Attention to a shared prefix needs a mask, and computes the masked scores, too."""
 MAX_LENGTH: Final = 2048
-"""Tokens of the longest sequence, whose mask takes 16 MiB in float32."""
+"""Maximum sequence length for sharing; a mask of this length takes 16 MiB in float32."""
 NO_PARENT: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixTree:
-    """N tokens of packed sequences as T <= N tokens of segments, each of which starts or continues another one.
+    """Packed sequences of N tokens as a tree of segments, in which T <= N tokens are computed.
 
-    For example, if two tokens are enough, the sequences 10 11 12 13 and 10 11 20 become
+    For example, with min_shared 2, the sequences 10 11 12 13 and 10 11 20 become
 
         kept      0 1 2 3 6           T = 5: the segments 10 11, 12 13 and 20
         places    0 1 2 3 0 1 4       N = 7
@@ -36,10 +36,10 @@ class PrefixTree:
         parents  -1, 0, 0
 
     Attributes:
-        kept: [T] int64, the index in N of each token that is computed.
+        kept: [T] int64, the index in N of each computed token.
         places: [N] int64, the index in T of each token's state.
         lengths: Tokens of each segment, in the order of T.
-        parents: The segment before it that each one continues, or NO_PARENT.
+        parents: The earlier segment that each segment continues, or NO_PARENT.
     """
 
     kept: NDArray[np.int64]
@@ -49,7 +49,7 @@ class PrefixTree:
 
     @classmethod
     def if_it_pays(cls, token_ids: NDArray[np.int64], lengths: Sequence[int]) -> PrefixTree | None:
-        """The tree, if the sequences have enough in common, and none is too long."""
+        """Build the tree; return None if sharing saves too few tokens or a sequence is too long."""
         if max(lengths) > MAX_LENGTH:
             return None
         tree = cls.of(token_ids, lengths)
@@ -57,7 +57,7 @@ class PrefixTree:
 
     @classmethod
     def of(cls, token_ids: NDArray[np.int64], lengths: Sequence[int], min_shared: int = MIN_SHARED) -> PrefixTree:
-        """token_ids [N] of sequences with these lengths. Fewer than `min_shared` tokens are not shared."""
+        """Build the tree of token_ids [N] with these sequence lengths; share at least `min_shared` tokens."""
         starts = np.cumsum([0, *lengths[:-1]])
         rows = np.split(token_ids, starts[1:])
         places = np.empty(len(token_ids), np.int64)
@@ -68,7 +68,7 @@ class PrefixTree:
         open_groups = [(list(range(len(rows))), 0, NO_PARENT)]
         while open_groups:
             group, first, parent = open_groups.pop()
-            end = first + _num_common([rows[row][first:] for row in group])
+            end = first + _common_length([rows[row][first:] for row in group])
             if end > first and (len(group) == 1 or end - first >= min_shared):
                 kept.append(np.arange(first, end) + starts[group[0]])
                 for row in group:
@@ -86,8 +86,8 @@ class PrefixTree:
         return cls(np.concatenate(kept), places, tuple(map(len, kept)), tuple(parents))
 
 
-def _num_common(rows: Sequence[NDArray[np.int64]]) -> int:
-    """With how many equal tokens all rows begin."""
+def _common_length(rows: Sequence[NDArray[np.int64]]) -> int:
+    """Return the length of the longest common prefix of all rows."""
     first, *others = rows
     length = min(map(len, rows))
     for other in others:

@@ -1,7 +1,7 @@
-"""The sizes of the head's memory, without torch: planning computes with them too."""
+"""Memory sizes of the head, without torch, since planning uses them, too."""
 
 from __future__ import annotations
 
 CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 256 << 20}
-"""Size of a chunk's float32 logits; two such tensors exist at once. With a large vocabulary, a chunk needs enough rows
-(100 on a CPU, 400 on a GPU) for its products to be bound by arithmetic and not by reading the weight."""
+"""Size of a chunk's float32 logits; two such tensors exist at the same time. With a large vocabulary, a chunk needs
+enough rows (100 on a CPU, 400 on a GPU), or its matmuls are limited by reading the weight."""

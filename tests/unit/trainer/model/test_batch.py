@@ -135,5 +135,5 @@ def test_untrainable_sequences_are_rejected() -> None:
     untrained = WeightedSequence(np.arange(4, dtype=np.int32), np.zeros(4, np.float32))
     with pytest.raises(ValueError, match="no token"):
         pack([untrained], num_ranks=1, budget=10)
-    with pytest.raises(ValueError, match="first one cannot"):
+    with pytest.raises(ValueError, match="first token cannot"):
         pack([WeightedSequence(untrained.token_ids, np.ones(4, np.float32))], num_ranks=1, budget=10)

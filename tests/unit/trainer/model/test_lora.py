@@ -145,10 +145,10 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     add_adapter(policy, LORA, seed=1)
     start = {name: tensor.detach() for name, tensor in adapter_tensors(policy).items()}
     deeper = load_policy(save_model(tmp_path / "deeper", num_hidden_layers=3), torch.float32, 1.0)
-    with pytest.raises(UserError, match="of another model or shape"):
+    with pytest.raises(UserError, match="does not fit the model"):
         add_adapter(deeper, LORA, 1, start)
     wider = load_policy(save_model(tmp_path / "wider", hidden_size=64), torch.float32, 1.0)
-    with pytest.raises(UserError, match="of another model or shape"):
+    with pytest.raises(UserError, match="does not fit the model"):
         add_adapter(wider, LORA, 1, start)
 
 

@@ -137,7 +137,7 @@ def test_an_architecture_is_refused_by_what_its_layers_do() -> None:
 
 def test_an_architecture_that_hands_no_packing_to_its_layers_is_refused() -> None:
     config = AutoConfig.for_model("mamba", vocab_size=50, hidden_size=32, num_hidden_layers=2)
-    with pytest.raises(UserError, match="MambaForCausalLM takes no packed sequences"):
+    with pytest.raises(UserError, match="MambaForCausalLM does not support packed sequences"):
         refuse_if_wrong(Policy(AutoModelForCausalLM.from_config(config), 1.0), CPU)
 
 
@@ -151,7 +151,7 @@ class Doubled(Qwen3ForCausalLM):
 
 def test_logits_that_are_changed_after_the_head_are_found() -> None:
     config = ARCHITECTURES["qwen3"](initializer_range=0.5, attn_implementation=NAME)
-    with pytest.raises(UserError, match=r"Doubled changes its logits, by \d"):
+    with pytest.raises(UserError, match=r"Doubled changes its logits by \d"):
         refuse_if_wrong(Policy(Doubled(config), 1.0), CPU)
 
 
