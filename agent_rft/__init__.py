@@ -1,6 +1,6 @@
-"""agent-rft: trains tool-using models on your own tools and grader.
+"""Public interface of agent-rft, which trains tool-using models on your own tools and grader.
 
-Importing it loads nothing else: a public name is imported from its module at its first use.
+Public names are imported from their modules only when they are first used.
 """
 
 from __future__ import annotations

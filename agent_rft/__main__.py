@@ -1,7 +1,7 @@
-"""The command `agent-rft`, also as `python -m agent_rft`.
+"""Entry point of the `agent-rft` command and of `python -m agent_rft`.
 
-Only the standard library is imported before the working directory is off the path: a file there may be named like one
-of our dependencies.
+Imports only the standard library until the working directory is removed from `sys.path`, because a file there may have
+the same name as a dependency.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import sys
 
 
 def leave_out_working_directory() -> None:
-    """Find no module in the working directory, unless our own package is there.
+    """Remove the working directory from `sys.path` and PYTHONPATH, unless it contains this package.
 
-    `python -m` and `ray job submit --working-dir` put it first on the path, the latter on that of each worker too.
-    Folders after the standard library stay: they are installed. Child processes inherit the shorter PYTHONPATH.
+    `python -m` puts the working directory first on the path; `ray job submit --working-dir` does so in each worker too.
+    Entries after the standard library are installed packages and stay. Child processes inherit the shorter PYTHONPATH.
     """
     here = os.path.realpath(os.curdir)
     if here == os.path.dirname(os.path.dirname(os.path.realpath(__file__))):
@@ -23,8 +23,8 @@ def leave_out_working_directory() -> None:
     end = sys.path.index(library) if library in sys.path else len(sys.path)
     sys.path[:end] = [folder for folder in sys.path[:end] if os.path.realpath(folder) != here]
     if folders := os.environ.get("PYTHONPATH"):
-        kept = [folder for folder in folders.split(os.pathsep) if os.path.realpath(folder) != here]
-        os.environ["PYTHONPATH"] = os.pathsep.join(kept)
+        remaining = [folder for folder in folders.split(os.pathsep) if os.path.realpath(folder) != here]
+        os.environ["PYTHONPATH"] = os.pathsep.join(remaining)
 
 
 def main() -> None:

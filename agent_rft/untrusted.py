@@ -1,11 +1,12 @@
-"""`run_untrusted` runs code of the model in a sandbox of its own; graders and users' servers import it.
+"""`run_untrusted`, which runs model-written code in a dedicated sandbox, and the messages that it exchanges.
 
-In a `python` grader, which is in a sandbox itself, the grade's process asks the runner outside for a run. Any other
-process starts the sandbox itself. Of the package, a grader's sandbox has this file and `__init__` besides the worker's
-own files, so this file imports nothing of ours at its top. See docs/graders.md, "How to grade code".
+Graders and users' servers import it. A `python` grader already runs in a sandbox, so it asks a runner outside that
+sandbox to run the code. Any other process starts the sandbox itself. A grader's sandbox contains only this file,
+`__init__` and the worker's files of this package, so this file imports no other module of the package at its top. See
+docs/graders.md, "How to grade code".
 
-The messages between these processes are a length (four bytes) and JSON, of which nothing is taken on trust. A run is
-asked for, and answered, by a larger message: an object and the parts that it describes.
+A message is its length (four bytes) followed by JSON, and the receiver validates it. A request to run code and its
+answer are larger messages: a JSON object and the binary parts that it describes.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 NO_SANDBOX = (
-    "run_untrusted needs a sandbox, and this grader runs without one (unsandboxed_python). The machine must allow "
-    "user namespaces, or have bubblewrap"
+    "run_untrusted needs a sandbox, but this grader runs without one (unsandboxed_python). Allow user namespaces on "
+    "the node, or install bubblewrap"
 )
 _lock = threading.Lock()
 _in_grader = False
@@ -28,22 +29,22 @@ _channel: socket.socket | None = None
 _turn = b""
 _number = 0
 failure: str | None = None
-"""Why no code could be run in this grade, which then fails."""
+"""Reason why no code could run in the current grade, which then fails; None: no failure."""
 
 
 class UntrustedRun(NamedTuple):
-    """The outcome of a run. The code decides on its exit status and output; the rest is measured outside.
+    """Outcome of a run. The code controls its exit status and output; all other values are measured outside.
 
     Attributes:
-        exit: The exit status of its process, 0 to 255, or the negative number of the signal that ended it.
-        stdout: What it printed, up to `output_bytes`.
-        stderr: The same of its errors.
-        wall_s: Seconds from the start of its process to its end, the start of Python included.
-        cpu_s: Seconds of processors of the process and all that it started.
-        timed_out: It took more than `wall_s` or `cpu_s` of its limits.
-        killed: A signal ended it, as at each limit.
-        over_memory: It was ended because all its processes and files together took more than `memory_bytes`; there is
-            no output then, and `cpu_s` is only a part. A single process that asks for more gets a MemoryError.
+        exit: Exit status of the process, 0 to 255, or the negative number of the signal that ended it.
+        stdout: Standard output, up to `output_bytes`.
+        stderr: Standard error, up to `output_bytes`.
+        wall_s: Seconds from the start of the process to its end, including the start of Python.
+        cpu_s: CPU seconds of the process and its child processes.
+        timed_out: Whether the run exceeded its limit `wall_s` or `cpu_s`.
+        killed: Whether a signal ended the process, as when it exceeds a limit.
+        over_memory: Whether the run was killed because its processes and files together exceeded `memory_bytes`. The
+            output is then empty and `cpu_s` incomplete. A single process that requests more gets a MemoryError.
     """
 
     exit: int
@@ -57,7 +58,7 @@ class UntrustedRun(NamedTuple):
 
 
 class NoSandbox(RuntimeError):
-    """No code could be run here. The grade fails, whatever is made of this error."""
+    """Error that code cannot be run here. In a grader, the grade fails even if the grader catches this error."""
 
 
 def run_untrusted(
@@ -66,32 +67,32 @@ def run_untrusted(
     files: Mapping[str, str | bytes] | None = None,
     limits: Mapping[str, float] | None = None,
 ) -> UntrustedRun:
-    """Run Python `code` in a new sandbox of its own, with nothing of this process in it, and wait for its end.
+    """Run Python `code` in a new sandbox that shares nothing with this process, and wait until it ends.
 
-    Threads may call it at the same time. In a grader one run follows another; elsewhere each takes a core and its
-    `memory_bytes`.
+    Threads may call this function concurrently. In a grader the runs execute one after another; elsewhere they execute
+    concurrently, each with one CPU core and its `memory_bytes`.
 
     Args:
-        code: A program, run as `main.py` in an empty folder, with the standard library and numpy.
-        stdin: Its standard input.
-        files: Files of its folder by path. A `solution.py` can be imported by the code.
-        limits: `wall_s` and `cpu_s` (10), `memory_bytes` (512 MiB) and `output_bytes` of each output (64 KiB).
+        code: Program, run as `main.py` in an empty folder, with the standard library and numpy.
+        stdin: Standard input of the program.
+        files: Contents of further files in that folder, by path. The code can import a `solution.py`, for example.
+        limits: `wall_s` and `cpu_s` (10 s), `memory_bytes` (512 MiB) and `output_bytes` per stream (64 KiB).
 
     Raises:
-        NoSandbox: This machine has no sandbox for it; the message names what it needs.
-        ValueError: A file's name or a limit is invalid, or there are too many runs, or too much to run.
+        NoSandbox: No sandbox can be started here; the message names what is missing.
+        ValueError: A file name or limit is invalid, the grade made too many runs, or the request is too large.
     """
-    request = _request(code, stdin, files, limits)
+    request = _pack_request(code, stdin, files, limits)
     if not _in_grader:
-        return _outcome(import_module("agent_rft.actors.sandbox.alone").run_alone(request))
+        return _unpack_outcome(import_module("agent_rft.actors.sandbox.alone").run_alone(request))
     try:
-        return _outcome(_ask(request))
+        return _unpack_outcome(_send_request(request))
     except NoSandbox as error:
-        raise _failed(str(error)) from None
+        raise _record_failure(str(error)) from None
 
 
-def _ask(request: bytes) -> bytes:
-    """The runner's answer to a request."""
+def _send_request(request: bytes) -> bytes:
+    """Return the runner's answer to a request."""
     global _number
     with _lock:
         if _channel is None:
@@ -103,23 +104,23 @@ def _ask(request: bytes) -> bytes:
                 _channel.send(packet)
             return _receive(_channel, head)
         except (OSError, EOFError):
-            raise NoSandbox("the process that runs untrusted code has ended") from None
+            raise NoSandbox("the process that runs untrusted code has ended unexpectedly") from None
 
 
-def _request(
+def _pack_request(
     code: str, stdin: str | bytes, files: Mapping[str, str | bytes] | None, limits: Mapping[str, float] | None
 ) -> bytes:
-    """The request for a run."""
-    given = {} if files is None else files
-    parts = [_bytes(text) for text in (code, stdin, *given.values())]
-    return pack({"files": list(given), "limits": dict(limits or {})}, parts)
+    """Return the request for a run as one message."""
+    contents = {} if files is None else files
+    parts = [_encode(text) for text in (code, stdin, *contents.values())]
+    return pack({"files": list(contents), "limits": dict(limits or {})}, parts)
 
 
-def _outcome(message: bytes) -> UntrustedRun:
-    """The outcome in an answer; raises as `run_untrusted`."""
+def _unpack_outcome(message: bytes) -> UntrustedRun:
+    """Return the outcome in an answer. Raises the same errors as `run_untrusted`."""
     answer, output = unpack(message)
     if "no_sandbox" in answer:
-        raise NoSandbox(f"there is no sandbox for untrusted code: {answer['no_sandbox']}")
+        raise NoSandbox(f"cannot start a sandbox for untrusted code: {answer['no_sandbox']}")
     if "refused" in answer:
         raise ValueError(f"run_untrusted: {answer['refused']}")
     stdout, stderr = (text.decode(errors="replace") for text in output)
@@ -127,23 +128,28 @@ def _outcome(message: bytes) -> UntrustedRun:
 
 
 def connect(channel: socket.socket | None, turn: bytes) -> None:
-    """Let this process, which is a grader's, ask over `channel` for runs; None: it cannot run any."""
+    """Let `run_untrusted` send its requests over `channel`, because this process belongs to a grader.
+
+    Args:
+        channel: Socket to the runner; None: the grader cannot run code.
+        turn: Random id of the current grade, with which each request begins.
+    """
     global _in_grader, _channel, _turn
     _in_grader, _channel, _turn = True, channel, turn
 
 
-def _bytes(text: str | bytes) -> bytes:
+def _encode(text: str | bytes) -> bytes:
     return text.encode(errors="surrogatepass") if isinstance(text, str) else bytes(memoryview(text))
 
 
-def _failed(why: str) -> NoSandbox:
+def _record_failure(why: str) -> NoSandbox:
     global failure
     failure = why
     return NoSandbox(why)
 
 
 def _receive(channel: socket.socket, head: bytes) -> bytes:
-    """The answer to the request with this head; those to earlier ones, which were interrupted, are dropped."""
+    """Return the answer to the request with this head. Drops answers to earlier requests that were interrupted."""
     message = b""
     while packet := channel.recv(HEAD_BYTES + 1 + CHUNK_BYTES):
         if packet.startswith(head):
@@ -156,63 +162,63 @@ def _receive(channel: socket.socket, head: bytes) -> bytes:
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 MAX_FRAME_BYTES = 1 << 16
-"""More than a worker ever sends: an error's details of 4,000 characters, each with up to twelve bytes."""
+"""More than a worker ever sends: error details of 4,000 characters with up to twelve bytes each."""
 MAX_TEXT_CHARS = 4_000
 TURN_BYTES = 16
-"""The random name of a grade's turn, with which its requests to run code begin."""
+"""Length of a grade's random id, with which its requests to run code begin."""
 CHUNK_BYTES = 60_000
 HEAD_BYTES = TURN_BYTES + 4
-"""The head of a chunk: its turn and the number of the message in that. A byte follows: whether it is the last chunk."""
+"""Length of a chunk's head: the grade's id and the number of its message. The next byte is 1 in the last chunk."""
 
 
 def decode(frame: bytes) -> dict[str, Any]:
-    """The object in a frame.
+    """Return the object in a frame.
 
     Raises:
-        ValueError: the frame is not a JSON object, or nested too deeply.
+        ValueError: The frame is not a JSON object, or is nested too deeply.
     """
     try:
         message = json.loads(frame)
     except RecursionError:
-        raise ValueError("a message that is nested too deeply") from None
+        raise ValueError("the message is nested too deeply") from None
     if not isinstance(message, dict):
-        raise ValueError("a message that is not an object")
+        raise ValueError("the message is not a JSON object")
     return message
 
 
 def checked_length(header: bytes, most: int = MAX_FRAME_BYTES) -> int:
-    """The length in a frame's header.
+    """Return the length in a frame's header.
 
     Raises:
-        ValueError: it is too large.
+        ValueError: The length exceeds `most`.
     """
     length = int.from_bytes(header, "big")
     if length > most:
-        raise ValueError(f"a message of {length} bytes")
+        raise ValueError(f"the message is too large: {length} bytes")
     return length
 
 
 def clean_text(value: object) -> str | None:
-    """A text that can be stored everywhere (no lone surrogates, no null characters), and not a long one; else None."""
+    """Return the last MAX_TEXT_CHARS of a string, without lone surrogates and null characters; None for other types."""
     if not isinstance(value, str):
         return None
     return value[-MAX_TEXT_CHARS:].encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def receive(channel: socket.socket, deadline: float) -> dict[str, Any]:
-    """One message, completely received before `deadline` (`time.monotonic()`).
+    """Receive one message before `deadline` (`time.monotonic()`).
 
     Raises:
-        TimeoutError: it was not.
-        EOFError: the channel was closed before.
-        ValueError: the message is invalid.
+        TimeoutError: The message was not complete at the deadline.
+        EOFError: The channel was closed before the message was complete.
+        ValueError: The message is invalid.
     """
     return decode(receive_bytes(channel, deadline))
 
 
 def receive_bytes(channel: socket.socket, deadline: float, most: int = MAX_FRAME_BYTES) -> bytes:
-    """The bytes of one message; raises as `receive`."""
-    return _exactly(channel, checked_length(_exactly(channel, 4, deadline), most), deadline)
+    """Receive the bytes of one message of up to `most` bytes. Raises the same errors as `receive`."""
+    return _receive_exactly(channel, checked_length(_receive_exactly(channel, 4, deadline), most), deadline)
 
 
 def send(channel: socket.socket, body: bytes) -> None:
@@ -220,24 +226,24 @@ def send(channel: socket.socket, body: bytes) -> None:
 
 
 def pack(header: dict[str, Any], parts: Sequence[bytes] = ()) -> bytes:
-    """One message of a small object and large parts."""
+    """Return one message with a small JSON object and large binary parts."""
     head = json.dumps({**header, "sizes": [len(part) for part in parts]}).encode()
     return b"".join([len(head).to_bytes(4, "big"), head, *parts])
 
 
 def unpack(message: bytes) -> tuple[dict[str, Any], list[bytes]]:
-    """The object and the parts of a message.
+    """Return the object and the parts of a message.
 
     Raises:
-        ValueError: the message is invalid.
+        ValueError: The message is invalid.
     """
     at = 4 + checked_length(message[:4])
     header = decode(message[4:at])
     sizes = header.pop("sizes", None)
     if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
-        raise ValueError("a message without the sizes of its parts")
+        raise ValueError("the message lacks the sizes of its parts")
     if at + sum(sizes) != len(message):
-        raise ValueError("a message of another size than it says")
+        raise ValueError("the message does not have the size in its header")
     parts = []
     for size in sizes:
         parts.append(message[at : at + size])
@@ -246,12 +252,12 @@ def unpack(message: bytes) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def chunks(head: bytes, message: bytes) -> Iterator[bytes]:
-    """The packets for a socket that keeps packets whole."""
+    """Yield a message as packets for a socket that preserves packet boundaries."""
     for at in range(0, len(message), CHUNK_BYTES):
         yield head + bytes([at + CHUNK_BYTES >= len(message)]) + message[at : at + CHUNK_BYTES]
 
 
-def _exactly(channel: socket.socket, size: int, deadline: float) -> bytes:
+def _receive_exactly(channel: socket.socket, size: int, deadline: float) -> bytes:
     data = b""
     while len(data) < size:
         left_s = deadline - time.monotonic()

@@ -1,4 +1,4 @@
-"""The command line `agent-rft`.
+"""Commands of `agent-rft`.
 
 Modules here import Ray, torch and the database only inside the commands that need them.
 """

@@ -1,4 +1,4 @@
-"""`agent-rft check JOB` and `agent-rft plan JOB`: problems and layout of a job that is not started."""
+"""`agent-rft check JOB` and `agent-rft plan JOB`: problems and placement plan of a job, without starting it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from agent_rft.cluster.preflight.shown_prompt import ShownPrompt
 
 TRAINED = ("⟦", "⟧")
-"""Around what is trained, which a terminal also colours."""
+"""Marks around trained text, which a terminal also shows in green."""
 
 
 def check_command(
@@ -27,10 +27,10 @@ def check_command(
     address: ClusterAddress = None,
     config: ConfigFile = None,
     show_prompt: Annotated[
-        bool, typer.Option("--show-prompt", help="print what the model sees of the first row, and what is trained")
+        bool, typer.Option("--show-prompt", help="print the first row as the model sees it, and mark the trained text")
     ] = False,
 ) -> None:
-    """Check a job without starting it; each tool and the grader are called once. All problems are listed."""
+    """Check a job without starting it, and list all problems. Calls each tool and the grader once."""
     spec, model, operator = read_job_file(job, read_operator(config), address)
     with importing():
         from agent_rft.cluster.preflight.shown_prompt import first_prompt
@@ -43,7 +43,7 @@ def check_command(
 
 
 def print_prompt(console: Console, shown: ShownPrompt) -> None:
-    """Print each sample as text with its special tokens, then how it was rendered."""
+    """Print the text of each sample with its special tokens, then the token count, model family and parser."""
     for number, pieces in enumerate(shown.samples, start=1):
         title = (
             "the first row" if len(shown.samples) == 1 else f"the first row, sample {number} of {len(shown.samples)}"
@@ -59,7 +59,7 @@ def print_prompt(console: Console, shown: ShownPrompt) -> None:
     parser = "no tool parser" if dialect.tool_parser is None else f"parser {dialect.tool_parser}"
     facts = [f"{shown.num_tokens:,} tokens", f"family {dialect.family}", parser]
     facts += [
-        f"turns end with {' '.join(shown.end_tokens)}",
+        f"stop tokens {' '.join(shown.end_tokens)}",
         *([f"{TRAINED[0]}trained{TRAINED[1]}"] if trained else []),
     ]
     console.print(Text(", ".join(facts)), soft_wrap=True)
@@ -68,17 +68,17 @@ def print_prompt(console: Console, shown: ShownPrompt) -> None:
 def plan_command(
     job: JobFile,
     cluster: Annotated[
-        Path | None, typer.Option(help="a list of nodes, YAML: plan for these instead of this machine")
+        Path | None, typer.Option(help="YAML file with the nodes to plan for (default: this machine)")
     ] = None,
     address: ClusterAddress = None,
     smallest: Annotated[
-        bool, typer.Option("--smallest", help="plan the layout with the fewest GPUs, and show the settings that fix it")
+        bool, typer.Option("--smallest", help="plan with as few GPUs as possible, and print the settings to use")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Show where a job's processes would run, what their nodes need, and what does not fit (exit code 2).
+    """Show the placement of a job's processes and the resources that each node needs, without starting anything.
 
-    Starts nothing.
+    Exit code 2 if something does not fit.
     """
     from agent_rft.cluster.planning.nodes import read_nodes, this_machine
     from agent_rft.cluster.planning.plan_view import print_planned, request_of_file

@@ -1,10 +1,10 @@
-"""What a shell offers for values when TAB is pressed: names, profiles, run folders, checkpoints, and a server's ids.
+"""Shell completion of values: names, profiles, run folders, checkpoints, and ids of a server.
 
-A list that cannot be made is empty and nothing is printed, since the user is in the middle of a line; the shell then
-offers files. Typer keeps the values that begin as typed.
+If a list cannot be made, it is empty and nothing is printed, because the user is typing; the shell then offers files.
+Typer filters the values by the typed prefix.
 
-Shells put a value into the line as it is, and zsh evaluates what Typer prints. So what a server or a folder names is
-offered only if it means nothing to a shell.
+Shells insert a value into the command line unchanged, and zsh evaluates what Typer prints. Values from a server or a
+folder are therefore offered only if they contain no characters that are special to a shell.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from agent_rft.cli.api_commands.api_client import client_of, pages, profiles_fil
 from agent_rft.errors import RftError
 
 ANSWER_S = 1.0
-"""How long a server may take to answer: after that, typing is faster."""
+"""Timeout for a server's answer in seconds; after that, typing is faster."""
 MAX_OFFERED = 100
 _SAFE = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
-"""Values that mean nothing to a shell; as in `shlex.quote`."""
-_NOT_SHOWN = re.compile(r"[^\w @%+=:,./()-]+", re.ASCII)
+"""Values without characters that are special to a shell, as in `shlex.quote`."""
+_UNSAFE_CHARACTERS = re.compile(r"[^\w @%+=:,./()-]+", re.ASCII)
 Offers = list[tuple[str, str]]
-"""Values with a text that zsh and fish show beside them."""
+"""Values, each with a description that zsh and fish show next to it."""
 
 
 def profile_names() -> list[str]:
-    """The names in profiles.yaml."""
+    """Return the names in profiles.yaml."""
     try:
         return [name for name in profiles_of(profiles_file()) if _SAFE.fullmatch(str(name))]
     except RftError:
@@ -42,12 +42,15 @@ def profile_names() -> list[str]:
 
 
 def scopes() -> list[str]:
-    """The scopes of API keys."""
+    """Return the scopes of API keys."""
     return ["read", "write", "admin"]
 
 
 def explained_names(incomplete: str) -> Offers:
-    """What `agent-rft explain` knows, with its kind; settings also by the last part of their path, once it is typed."""
+    """Return the names that `agent-rft explain` explains, with their kinds.
+
+    If something is typed, the last part of each setting's path is offered too.
+    """
     from agent_rft.cli.reference.catalogue import catalogue  # imports pydantic, which other completions do not need
     from agent_rft.cli.reference.settings import all_settings
 
@@ -57,12 +60,12 @@ def explained_names(incomplete: str) -> Offers:
 
 
 def run_folders(incomplete: str) -> list[str]:
-    """Run folders at the typed path and one folder below it, so that `runs/...` is offered before anything is typed."""
+    """Return run folders at the typed path and one level below, so that `runs/...` is offered for empty input."""
     return _folders_with("events.jsonl", incomplete, "*", "*/*")
 
 
 def checkpoints(incomplete: str) -> list[str]:
-    """Checkpoints at the typed path, and those of the run folders at it and one folder below it."""
+    """Return checkpoints at the typed path and one level below, and checkpoints of run folders there."""
     return _folders_with("loop.json", incomplete, "*", "*/*", "*/checkpoints/*", "*/*/checkpoints/*")
 
 
@@ -73,25 +76,25 @@ def _folders_with(file: str, incomplete: str, *patterns: str) -> list[str]:
 
 
 def job_ids(context: typer.Context) -> Offers:
-    """The server's latest jobs, with their status and model."""
-    jobs = _listed(context, "/fine_tuning/jobs")
-    return _safe((job["id"], f"{job['status']} {job['fine_tuned_model'] or job['model']}") for job in jobs)
+    """Return the ids of the server's latest jobs, with their status and model."""
+    jobs = _list_entries(context, "/fine_tuning/jobs")
+    return _filter_safe((job["id"], f"{job['status']} {job['fine_tuned_model'] or job['model']}") for job in jobs)
 
 
 def file_ids(context: typer.Context) -> Offers:
-    """The server's latest files, with their names."""
-    return _safe((file["id"], file["filename"]) for file in _listed(context, "/files"))
+    """Return the ids of the server's latest files, with their names."""
+    return _filter_safe((file["id"], file["filename"]) for file in _list_entries(context, "/files"))
 
 
-def _safe(offers: Iterable[tuple[str, str]]) -> Offers:
+def _filter_safe(offers: Iterable[tuple[str, str]]) -> Offers:
     try:
-        return [(value, _NOT_SHOWN.sub(" ", text)) for value, text in offers if _SAFE.fullmatch(value)]
-    except (LookupError, TypeError):  # no entries as of a server
+        return [(value, _UNSAFE_CHARACTERS.sub(" ", text)) for value, text in offers if _SAFE.fullmatch(value)]
+    except (LookupError, TypeError):  # the response is not from an agent-rft server
         return []
 
 
-def _listed(context: typer.Context, path: str) -> list[dict[str, Any]]:
-    """The first entries of a list of the server that the options typed so far, the environment or a profile name."""
+def _list_entries(context: typer.Context, path: str) -> list[dict[str, Any]]:
+    """Return the first entries of a list from the server that the typed options, environment or profile select."""
     options = context.parent.params if context.parent else {}
     server = options.get("base_url"), options.get("api_key"), options.get("profile") or "default"
     try:

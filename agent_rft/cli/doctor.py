@@ -1,4 +1,4 @@
-"""`agent-rft models doctor` and `models template`: models of this machine, before there is a job."""
+"""`agent-rft models doctor` and `models template`: checks of local models before a job exists."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 def doctor_command(
     models: Annotated[
         list[str] | None,
-        typer.Argument(help="folders in Hugging Face format, or names in the local cache; none: list known families"),
+        typer.Argument(help="folders in Hugging Face format, or names in the local cache (default: list families)"),
     ] = None,
     chat_template: Annotated[
-        Path | None, typer.Option(help="examine them with this Jinja file in place of their own template")
+        Path | None, typer.Option(help="Jinja file to use instead of the models' own chat templates")
     ] = None,
-    tool_parser: Annotated[str, typer.Option(help="one of vLLM's tool parsers; auto: find one")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
+    tool_parser: Annotated[str, typer.Option(help="vLLM's tool parser to use; auto: detect it")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
 ) -> None:
-    """Report what can be trained with a model, and how to fix the rest. Exit code 1: tool calls cannot be trained."""
+    """Report whether models can be trained, and how to fix problems. Exit code 1 if tool calls cannot be trained."""
     if not models:
         _show_families(as_json)
         return
@@ -38,11 +38,11 @@ def doctor_command(
     from agent_rft.errors import UserError
     from agent_rft.spec.model_options import ModelOptions, read_template
 
-    given: dict[str, str] = {} if tool_parser == "auto" else {"tool_parser": tool_parser}
+    overrides: dict[str, str] = {} if tool_parser == "auto" else {"tool_parser": tool_parser}
     try:
         if chat_template is not None:
-            given["chat_template"] = read_template(chat_template)
-        options = ModelOptions.model_validate(given)
+            overrides["chat_template"] = read_template(chat_template)
+        options = ModelOptions.model_validate(overrides)
     except ValueError as error:
         raise UserError(f"--chat-template or --tool-parser: {error}") from None
     trainable = True
@@ -64,9 +64,9 @@ def doctor_command(
 
 
 def template_command(
-    model: Annotated[str, typer.Argument(help="a folder in Hugging Face format, or a name in the local cache")],
+    model: Annotated[str, typer.Argument(help="folder in Hugging Face format, or a name in the local cache")],
 ) -> None:
-    """Print a chat template with tools, calls and results as text, for a model whose own has no tools."""
+    """Print a chat template that writes tools, calls and results as text, for a model whose template lacks tools."""
     with importing():
         from agent_rft.cluster.preflight.doctor import template_with_tools
     typer.echo(template_with_tools(model), nl=False)
@@ -92,7 +92,7 @@ def _show(name: str, found: Examination) -> None:
 def _show_families(as_json: bool) -> None:
     from agent_rft.chat.families import FAMILIES
 
-    table = Table("family", "tool parser", "end tokens", "thoughts", "structured output", box=None, pad_edge=False)
+    table = Table("family", "tool parser", "stop tokens", "reasoning", "structured output", box=None, pad_edge=False)
     for family in FAMILIES:
         row = {
             "family": family.name,

@@ -1,4 +1,4 @@
-"""`agent-rft explain NAME` and `agent-rft schema`: names in messages and files, and the JSON schemas of files."""
+"""`agent-rft explain NAME` and `agent-rft schema`: meanings of names, and JSON schemas of files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def explain_command(
     name: Annotated[
         str,
         typer.Argument(
-            help="a problem code, a setting (its path or the end of it), a metric (also as in Prometheus), an event, "
-            "an alarm's rule, a discard reason, a readiness reason or an exit code",
+            help="problem code, setting (or the end of its path), metric (or its Prometheus name), event, alarm rule, "
+            "discard reason, readiness reason or exit code",
             autocompletion=explained_names,
         ),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
 ) -> None:
-    """Explain a name in a message, a job, a metric or an event: what it means and what to do."""
+    """Explain what a name in a message, job, metric or event means, and what to do about it."""
     from agent_rft.cli.reference.catalogue import catalogue, find, near
     from agent_rft.cli.reference.settings import all_settings
 
@@ -36,11 +36,11 @@ def explain_command(
     settings = [entry for entry in found if entry.kind == "setting"]
     if not found:
         hint = ", ".join(near(name, entries))
-        typer.echo(f"nothing is named {name!r}" + (f"; did you mean: {hint}?" if hint else ""), err=True)
+        typer.echo(f"unknown name {name!r}" + (f"; did you mean: {hint}?" if hint else ""), err=True)
         raise typer.Exit(UNKNOWN)
     if len(settings) > 1 and len(found) == len(settings):
         paths = "\n".join(f"  {entry.name} ({entry.facts['in']})" for entry in settings)
-        typer.echo(f"{name!r} may be one of {len(settings)} settings, give more of the path:\n{paths}", err=True)
+        typer.echo(f"{name!r} matches {len(settings)} settings; give more of the path:\n{paths}", err=True)
         raise typer.Exit(UNKNOWN)
     if as_json:
         for entry in found:
@@ -61,9 +61,9 @@ def _text(entry: Entry) -> str:
 
 
 def schema(
-    file: Annotated[Literal["job", "operator", "nodes"], typer.Argument(help="what the schema is of")],
+    file: Annotated[Literal["job", "operator", "nodes"], typer.Argument(help="kind of file")],
 ) -> None:
-    """Print the JSON schema of a file that you write, for editors and other programs."""
+    """Print the JSON schema of a job, operator or nodes file, for editors and other programs."""
     from agent_rft.cli.reference.schemas import schema_of
 
     typer.echo(json.dumps(schema_of(file), indent=2, ensure_ascii=False))

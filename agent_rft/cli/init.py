@@ -1,4 +1,4 @@
-"""The command `agent-rft init`: a project to begin with, from an example or from what the user has."""
+"""`agent-rft init`: a new project from an example, or from the user's tools and questions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from agent_rft.cli.projects.project import Wanted
 
 Ask = Callable[[str, str], str]
-"""Asks a question, whose answer is the second text if the user presses Enter."""
+"""Function that asks a question and returns the answer; its second argument is the answer if the user presses Enter."""
 
 
 def init_command(
-    folder: Annotated[Path, typer.Argument(help="the folder to write; it must be new or empty")],
+    folder: Annotated[Path, typer.Argument(help="folder to write; it must be new or empty")],
     example: Annotated[
         Literal["ledger", "endpoint"] | None,
         typer.Option(
-            help="copy an example: ledger, a job that learns in minutes without a GPU (the default off a terminal), or "
+            help="example to copy: ledger, a job that learns in minutes without a GPU (default without a terminal), or "
             "endpoint, a skeleton for your agent"
         ),
     ] = None,
@@ -32,38 +32,42 @@ def init_command(
         list[str] | None,
         typer.Option(
             "--from",
-            help="what you have: a Python file of functions with type hints, or an OpenAPI file or URL; and a CSV file "
-            "of questions and answers. Repeat it for both",
+            help="source of tools (a Python file of functions with type hints, or an OpenAPI file or URL), or a CSV "
+            "file of questions and answers. Repeat the option to give both",
         ),
     ] = None,
     tools: Annotated[
-        list[str] | None, typer.Option("--tool", help="take only this function or operation; repeat it for more")
+        list[str] | None,
+        typer.Option("--tool", help="function or operation to use (default: all); repeat the option for more"),
     ] = None,
-    system: Annotated[str, typer.Option(help="the system message of each row")] = "",
+    system: Annotated[str, typer.Option(help="system message of each row")] = "",
     model: Annotated[
-        str | None, typer.Option(help="the start model, a folder or a Hugging Face name (default: a toy to try with)")
+        str | None, typer.Option(help="base model, a folder or a Hugging Face name (default: a toy model)")
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="the port of the project's server")] = PORT,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="port of the project's server")] = PORT,
     serve: Annotated[
-        bool, typer.Option("--serve", help="also write agent-rft.yaml, so that jobs of `agent-rft serve` may call it")
+        bool,
+        typer.Option(
+            "--serve", help="also write agent-rft.yaml, so that jobs of `agent-rft serve` may call the server"
+        ),
     ] = False,
 ) -> None:
-    """Write a project to begin with: a job, its rows, and the server of its tools and grader.
+    """Write a new project: a job, its rows, and a server with its tools and grader.
 
-    On a terminal and without options, it asks five questions.
+    Without options, it asks five questions if it runs in a terminal.
     """
-    own = bool(sources or tools or system or model is not None or port != PORT)
-    if example is not None and own:
-        raise typer.BadParameter("--example copies an example as it is: give it alone")
-    if own and not sources:
-        raise typer.BadParameter("say with --from what the project is made of")
+    has_own_options = bool(sources or tools or system or model is not None or port != PORT)
+    if example is not None and has_own_options:
+        raise typer.BadParameter("--example cannot be combined with --from, --tool, --system, --model or --port")
+    if has_own_options and not sources:
+        raise typer.BadParameter("--tool, --system, --model and --port require --from")
     from agent_rft.cli.projects.project import Wanted, write_own_project
 
-    wanted = Wanted(tuple(sources or ()), tuple(tools or ()), system, model, port) if sources else None
-    if wanted is None and example is None and sys.stdin.isatty():
-        wanted = asked(_prompt)
-    if wanted is not None:
-        typer.echo(write_own_project(folder, replace(wanted, serves=serve)))
+    request = Wanted(tuple(sources or ()), tuple(tools or ()), system, model, port) if sources else None
+    if request is None and example is None and sys.stdin.isatty():
+        request = asked(_prompt)
+    if request is not None:
+        typer.echo(write_own_project(folder, replace(request, serves=serve)))
         return
     from agent_rft.cli.projects.example import write_project
 
@@ -71,16 +75,16 @@ def init_command(
 
 
 def asked(ask: Ask) -> Wanted | None:
-    """What the answers to the five questions say; None: the user has nothing yet, and gets the ledger example."""
+    """Ask the five questions and return the requested project; None if the user has no tools and no examples."""
     from agent_rft.cli.projects.project import Wanted
 
     tools = ask("1. Your tools: a Python file with type hints, or an OpenAPI file or URL (Enter: none)", "")
     rows = ask("2. Your examples: a CSV file with the columns question and answer (Enter: none)", "")
     if not tools and not rows:
-        typer.echo("With neither, this is the ledger example.")
+        typer.echo("Without tools and examples, this writes the ledger example.")
         return None
     system = ask("3. The system message of each row (Enter: none)", "")
-    model = ask("4. The start model: a folder, or a name such as Qwen/Qwen3-0.6B (Enter: a toy to try with)", "")
+    model = ask("4. The base model: a folder, or a name such as Qwen/Qwen3-0.6B (Enter: a toy model)", "")
     while not (port := ask("5. The port of the project's server", str(PORT))).isdecimal() or not 0 < int(port) < 65536:
         pass
     return Wanted(tuple(filter(None, (tools, rows))), (), system, model or None, int(port))

@@ -1,4 +1,4 @@
-"""Arguments and reading of job files, for the commands that take one."""
+"""Shared arguments of the commands that take a job file, and functions that read the file."""
 
 from __future__ import annotations
 
@@ -19,26 +19,24 @@ if TYPE_CHECKING:
 
 
 def stripped(value: str | None) -> str | None:
-    """Return an option, which may come from the environment, without the white space around it; None if it is empty."""
+    """Return the value of an option or variable without surrounding white space; None if it is empty."""
     return (value or "").strip() or None
 
 
-JobFile = Annotated[Path, typer.Argument(help="the job, YAML or JSON; ${NAME} is taken from the environment")]
+JobFile = Annotated[Path, typer.Argument(help="job file, YAML or JSON; ${NAME} is read from the environment")]
 ClusterAddress = Annotated[
     str | None,
     typer.Option(
-        help="a running Ray cluster, HOST:PORT or auto (default: one of this machine only)",
+        help="running Ray cluster, HOST:PORT or auto (default: a new one on this machine)",
         envvar="RAY_ADDRESS",
         callback=stripped,
     ),
 ]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option(
-        help="the operator's configuration (default: agent-rft.yaml here, if it exists)", envvar="AGENT_RFT_CONFIG"
-    ),
+    typer.Option(help="operator's configuration (default: ./agent-rft.yaml, if it exists)", envvar="AGENT_RFT_CONFIG"),
 ]
-Runs = Annotated[Path, typer.Option(help="folder in which the run gets a folder of its own")]
+Runs = Annotated[Path, typer.Option(help="folder in which to create the run folder")]
 
 
 def read_operator(config: Path | None) -> Operator:
@@ -50,19 +48,19 @@ def read_operator(config: Path | None) -> Operator:
 def read_job_file(
     path: Path, operator: Operator, address: str | None, model: str | None = None
 ) -> tuple[JobSpec, ModelFolder, Operator]:
-    """Read and check a job file; this takes a second, because nothing is started or called.
+    """Read a job file and check it without starting or calling anything, which takes about a second.
 
     Args:
         path: The job file.
         operator: The operator's configuration.
-        address: The Ray cluster of the command; None if the command starts its own.
-        model: Replaces the job's model if it is not None.
+        address: Address of the command's Ray cluster; None if the command starts a cluster.
+        model: Model to use instead of the job's; None: the job's.
 
     Returns:
-        The job, the folder of its model, and `operator` with the endpoints of the job that it may call on this machine.
+        The job, its model folder, and `operator` extended with the job's endpoints that it may call on this machine.
 
     Raises:
-        InvalidJob: The job has problems; lists all that its file, rows and model folder show.
+        InvalidJob: The job file, rows or model folder have problems; the error lists all of them.
     """
     from agent_rft.spec.job_file import load_job, read_job
 
@@ -83,13 +81,13 @@ def read_job_file(
 
 
 def given_options(options: Mapping[str, object]) -> list[str]:
-    """The options that have a value, as words of a command."""
+    """Return the options that have a value, as command-line arguments."""
     return [word for name, value in options.items() if value is not None for word in (name, str(value))]
 
 
 @contextmanager
 def job_lines(job: Path) -> Iterator[None]:
-    """Adds the field's line in the file to problems found elsewhere, for example at an endpoint or in the model."""
+    """Context manager that adds job-file lines to problems found elsewhere, such as at an endpoint or in the model."""
     from agent_rft.spec.job_file import with_lines
 
     try:

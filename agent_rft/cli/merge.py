@@ -1,4 +1,4 @@
-"""`agent-rft models merge`: a job's adapter and its base become one model."""
+"""`agent-rft models merge`: a job's LoRA adapter merged into its base model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from agent_rft.actors.runtime.process import importing
 
 
 def merge_command(
-    adapter: Annotated[Path, typer.Argument(help="a checkpoint of a job with `lora`, or another folder of PEFT's")],
-    out: Annotated[Path, typer.Argument(help="the new folder")],
+    adapter: Annotated[Path, typer.Argument(help="checkpoint of a job with `lora`, or another PEFT folder")],
+    out: Annotated[Path, typer.Argument(help="new folder for the merged model")],
 ) -> None:
-    """Write a whole model: an adapter merged into its base. Any program that loads models can use it."""
+    """Merge an adapter into its base model and write the full model, which any program that loads models can use."""
     from agent_rft.cluster.planning.model_folder import find_base
     from agent_rft.errors import UserError
     from agent_rft.trainer.learner.adapter import AdapterFolder
@@ -22,7 +22,7 @@ def merge_command(
     found = AdapterFolder.read(adapter)
     if found is None:
         raise UserError(
-            f"{adapter} has no adapter_config.json: give the folder of an adapter; a whole model needs none"
+            f"{adapter} has no adapter_config.json: give the folder of an adapter; a full model needs no merging"
         )
     base, problem = find_base(found)
     if base is None or problem is not None:

@@ -1,4 +1,4 @@
-"""`agent-rft ready JOB`: whether a job is worth training, before the first step."""
+"""`agent-rft ready JOB`: readiness check of a job before training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from agent_rft.cli.job_files import (
 from agent_rft.cluster.run.signals import STOPPED
 
 NOT_READY = 4
-"""The exit code of the verdicts fix_first and warm_start."""
+"""Exit code for the verdicts fix_first and warm_start."""
 
 
 def ready_command(
@@ -42,7 +42,9 @@ def ready_command(
         Path | None,
         typer.Option("--export-sft", help="file for the best passing rollouts, as rows of a supervised job"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object; everything else goes to stderr")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON object; all other output goes to stderr")
+    ] = False,
     resume: Annotated[
         Path | None,
         typer.Option(help="run folder of a stopped `ready` to resume", autocompletion=completion.run_folders),
@@ -53,7 +55,7 @@ def ready_command(
 ) -> None:
     """Sample each row several times and report whether to train: train, fix_first or warm_start.
 
-    Exit code 0 for train, 4 for the other verdicts. The run folder has readiness.html with the variance plot.
+    Exit code 0 for train, 4 for the other verdicts. The run folder contains readiness.html with the variance plot.
     """
     if resume is not None and not resume.is_dir():
         raise typer.BadParameter(f"{resume} is not a run folder", param_hint="--resume")
@@ -64,7 +66,7 @@ def ready_command(
         from agent_rft.cluster.views.readiness.text import print_readiness
 
     console = Console(stderr=as_json)
-    look = Look(samples, file, target_latency, export_sft)
+    check_options = Look(samples, file, target_latency, export_sft)
     options = {
         "--samples": samples,
         "--file": file,
@@ -78,7 +80,7 @@ def ready_command(
             look_before(
                 spec,
                 model,
-                look,
+                check_options,
                 runs,
                 address,
                 operator,

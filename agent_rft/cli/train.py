@@ -1,4 +1,4 @@
-"""`agent-rft train JOB`: trains a job, in a new run folder or from the last checkpoint of one."""
+"""`agent-rft train JOB`: training of a job in a new run folder, or from the last checkpoint of an existing one."""
 
 from __future__ import annotations
 
@@ -43,43 +43,43 @@ def train_command(
     runs: Runs = Path("runs"),
     resume: Annotated[
         Path | None,
-        typer.Option(help="resume from the last checkpoint of this run folder", autocompletion=completion.run_folders),
+        typer.Option(help="run folder to resume from its last checkpoint", autocompletion=completion.run_folders),
     ] = None,
     run_folder: Annotated[
         Path | None,
         typer.Option(
-            help="train in this folder, from its last checkpoint if it has one", autocompletion=completion.run_folders
+            help="run folder to train in, from its last checkpoint if it has one", autocompletion=completion.run_folders
         ),
     ] = None,
     wait_for_run: Annotated[
         str | None,
         typer.Option(
-            help="how long to wait for another process that trains in the folder to end, such as 90s, 10m or 2h; "
-            "without it, it is refused"
+            help="time to wait while another process trains in the folder, such as 90s, 10m or 2h (default: fail "
+            "immediately)"
         ),
     ] = None,
     address: ClusterAddress = None,
     config: ConfigFile = None,
     retry_refused: Annotated[
         bool,
-        typer.Option(help="as a Ray job: end an invalid job as FAILED, which KubeRay retries, or else as STOPPED"),
+        typer.Option(help="in a Ray job: end an invalid job as FAILED, so that KubeRay retries it, or else as STOPPED"),
     ] = True,
     open_: Annotated[
-        bool, typer.Option("--open", help="show the run in the browser, on this machine; after it until Ctrl-C")
+        bool, typer.Option("--open", help="show the run in this machine's browser, until Ctrl-C after the run")
     ] = False,
 ) -> None:
-    """Check a job, then train it. The run folder has its metrics, events, traces, checkpoints and report."""
-    with _refused(retry_refused):
+    """Check a job, then train it. The run folder contains its metrics, events, traces, checkpoints and report."""
+    with _end_refused_ray_job(retry_refused):
         operator = read_operator(config)
         if run_folder is not None and resume is not None:
             raise typer.BadParameter("give --resume or --run-folder, not both")
         folder = resume or run_folder
         if wait_for_run is not None and folder is None:
-            raise typer.BadParameter("give it with --run-folder or --resume", param_hint="--wait-for-run")
-        with ExitStack() as owning:
-            claimed = owning.enter_context(_owned(folder, wait_for_run))
+            raise typer.BadParameter("requires --run-folder or --resume", param_hint="--wait-for-run")
+        with ExitStack() as stack:
+            claimed = stack.enter_context(_claim_folder(folder, wait_for_run))
             if folder is not None:
-                _restore(folder, operator)
+                _restore_checkpoints(folder, operator)
             resumed = resume is not None or (run_folder is not None and _has_checkpoint(run_folder))
             if folder is not None and resumed:
                 from agent_rft.cluster.planning.model_folder import ModelFolder
@@ -94,13 +94,13 @@ def train_command(
                 from agent_rft.cluster.records.run_folder import new_run_folder
                 from agent_rft.cluster.run.driver import claim_run, train
 
-            given = [str(job), *given_options({"--address": address, "--config": config})]
+            arguments = [str(job), *given_options({"--address": address, "--config": config})]
             if claimed is None and open_:
                 folder = new_run_folder(runs, spec.suffix)
-                claimed = owning.enter_context(claim_run(folder, 0.0, print))
+                claimed = stack.enter_context(claim_run(folder, 0.0, print))
             parent = runs if run_folder is None else run_folder.parent
             must_resume = resume is not None
-            training = train(spec, model, parent, claimed, address, operator, given=given, must_resume=must_resume)
+            training = train(spec, model, parent, claimed, address, operator, given=arguments, must_resume=must_resume)
             opened = _open_console(folder, resumed=resumed) if open_ and folder is not None else nullcontext()
             with job_lines(job), opened:
                 outcome = asyncio.run(training)
@@ -108,11 +108,11 @@ def train_command(
 
 
 @contextmanager
-def _owned(folder: Path | None, wait: str | None) -> Iterator[Claim | None]:
-    """Own the folder, if one is given; `wait` is --wait-for-run.
+def _claim_folder(folder: Path | None, wait: str | None) -> Iterator[Claim | None]:
+    """Context manager that claims `folder` for this process, if it is given; `wait` is the value of --wait-for-run.
 
     Raises:
-        FolderOwned: Another process owns it.
+        FolderOwned: Another process owns the folder.
     """
     if folder is None:
         yield None
@@ -120,13 +120,13 @@ def _owned(folder: Path | None, wait: str | None) -> Iterator[Claim | None]:
     wait_s = 0 if wait is None else seconds_of(wait, "--wait-for-run")
     with importing():
         from agent_rft.cluster.run.driver import claim_run
-    tell = partial(Console(stderr=True).print, soft_wrap=True, markup=False, highlight=False)
-    with claim_run(folder, wait_s, tell) as claimed:
+    notify = partial(Console(stderr=True).print, soft_wrap=True, markup=False, highlight=False)
+    with claim_run(folder, wait_s, notify) as claimed:
         yield claimed
 
 
-def _restore(run_folder: Path, operator: Operator) -> None:
-    """Bring the checkpoints of a run whose folder was lost from the operator's checkpoint store."""
+def _restore_checkpoints(run_folder: Path, operator: Operator) -> None:
+    """Download the checkpoints from the operator's checkpoint store if the run folder was lost."""
     from agent_rft.cluster.run.copies import open_store, restore
 
     restore(run_folder, open_store(operator), partial(Console(stderr=True).print, soft_wrap=True, markup=False))
@@ -139,14 +139,14 @@ def _has_checkpoint(run_folder: Path) -> bool:
 
 
 def _load_accepted(path: Path, folder: Path) -> JobSpec:
-    """The job of a run that is resumed from its folder."""
+    """Return the job of a run that is resumed from its folder."""
     from agent_rft.cluster.records.run_folder import RunFolder
     from agent_rft.spec.job_file import load_accepted_job
 
     try:
         recorded = RunFolder(folder).job().get("job", {})
     except ValueError:
-        recorded = {}  # damaged, which is reported where the run is resumed
+        recorded = {}  # the damaged file is reported when the run is resumed
     job, warnings = load_accepted_job(path, recorded)
     for warning in warnings:
         Console(stderr=True, emoji=False).print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=True)
@@ -154,8 +154,8 @@ def _load_accepted(path: Path, folder: Path) -> JobSpec:
 
 
 @contextmanager
-def _refused(retry: bool) -> Iterator[None]:
-    """Without `retry`, ends the Ray job that this command is in, if it refuses the job."""
+def _end_refused_ray_job(retry: bool) -> Iterator[None]:
+    """Context manager that ends the surrounding Ray job as STOPPED if the job is refused and `retry` is false."""
     try:
         yield
     except (InvalidJob, MadeBefore) as error:
@@ -166,12 +166,12 @@ def _refused(retry: bool) -> Iterator[None]:
         raise
 
 
-# -- the console over the run -----------------------------------------------------------------------------------------
+# -- the console of the run -------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _open_console(run: Path, *, resumed: bool) -> Iterator[None]:
-    """Open the console over a run folder in the browser, in a separate process; it stays until Ctrl-C after the run."""
+    """Context manager that shows a run folder in the browser, from a separate process, until Ctrl-C after the run."""
     on_terminal = sys.stdin is not None and sys.stdin.isatty()
     command = [
         sys.executable,
@@ -181,28 +181,28 @@ def _open_console(run: Path, *, resumed: bool) -> Iterator[None]:
         str(run),
         *(["--resumed"] if resumed else []),
     ]
-    # In a session of its own: Ctrl-C is for the training, and the console ends after it, with its standard input.
+    # In a new process session, so that Ctrl-C stops only the training. The console ends when its standard input closes.
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as console:
-        threading.Thread(target=_show_address, args=[console], daemon=True).start()
+        threading.Thread(target=_show_url, args=[console], daemon=True).start()
         try:
             yield
             if on_terminal and not sys.stdin.isatty():
-                return  # the terminal is gone, and Ctrl-C with it
+                return  # the terminal was closed, so nobody can press Ctrl-C
             typer.echo("The console stays open until Ctrl-C.")
             with suppress(KeyboardInterrupt):
                 console.wait()
         finally:
             assert console.stdin is not None
             console.stdin.close()
-            with suppress(OSError):  # not empty, unless the job was refused
+            with suppress(OSError):  # the folder is empty only if the job was refused
                 run.rmdir()
 
 
-def _show_address(console: subprocess.Popen[str]) -> None:
+def _show_url(console: subprocess.Popen[str]) -> None:
     assert console.stdout is not None
-    address = console.stdout.readline().strip()  # once the job is checked and its run folder written
-    if address:
-        typer.echo(f"console:         {address}")
-        typer.launch(address)
+    url = console.stdout.readline().strip()  # printed once the job is checked and its run folder written
+    if url:
+        typer.echo(f"console:         {url}")
+        typer.launch(url)

@@ -1,8 +1,12 @@
-"""A client of a server's API for the command line: single requests, paginated lists, and errors in the server's words.
+"""HTTP client of a server's API for the command line: requests, paginated lists, and errors with the server's messages.
 
-The server and the key come from options, else from the environment (AGENT_RFT_BASE_URL and AGENT_RFT_API_KEY, else
-OPENAI_BASE_URL and OPENAI_API_KEY), else from a profile: `~/.config/agent-rft/profiles.yaml`, `NAME: {base_url: ...,
-api_key: ...}`. OPENAI_API_KEY goes to OPENAI_BASE_URL only, and no other key of the environment goes there.
+The server and the key are looked up in this order:
+- the options
+- AGENT_RFT_BASE_URL and AGENT_RFT_API_KEY
+- OPENAI_BASE_URL and OPENAI_API_KEY
+- a profile in `~/.config/agent-rft/profiles.yaml`, which has entries `NAME: {base_url: ..., api_key: ...}`
+
+OPENAI_API_KEY is sent only to OPENAI_BASE_URL, and AGENT_RFT_API_KEY is never sent there.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ PAGE = 100
 
 
 class NoAnswer(RftError):
-    """The server is unreachable, failed or is rate limiting: the same request may succeed later."""
+    """Temporary error: the server is unreachable, failed or is rate limiting."""
 
 
 def client_of(
@@ -34,17 +38,17 @@ def client_of(
     profiles: Path,
     timeout: httpx.Timeout = TIMEOUT,
 ) -> httpx.Client:
-    """Returns a client of the configured server.
+    """Return a client of the configured server.
 
     Raises:
-        UserError: no server or no key is configured, or one of them or the proxy is not valid.
+        UserError: The server or key is not configured, or the server, key or proxy is invalid.
     """
     known = profiles_of(profiles)
     chosen = known.get(profile) or {}
     if profile != "default" and not chosen:
         raise UserError(f"no profile {profile!r} in {profiles}; existing profiles: {', '.join(known) or 'none'}")
 
-    def first(*found: Setting | None) -> Setting | None:
+    def first_set(*found: Setting | None) -> Setting | None:
         return next((setting for setting in found if setting is not None), None)
 
     def variable(name: str) -> Setting | None:
@@ -53,33 +57,35 @@ def client_of(
     def chosen_setting(name: str) -> Setting | None:
         return _setting(chosen.get(name), f"{name} of the profile {profile!r} in {profiles}")
 
-    theirs = variable("OPENAI_BASE_URL")
-    url = first(_setting(base_url, "--base-url"), variable("AGENT_RFT_BASE_URL"), theirs, chosen_setting("base_url"))
+    openai = variable("OPENAI_BASE_URL")
+    url = first_set(
+        _setting(base_url, "--base-url"), variable("AGENT_RFT_BASE_URL"), openai, chosen_setting("base_url")
+    )
     if url is None:
         raise UserError(f"no server is configured: give --base-url, AGENT_RFT_BASE_URL, or base_url in {profiles}")
-    name, other = ("OPENAI_API_KEY", None) if url is theirs else ("AGENT_RFT_API_KEY", chosen_setting("api_key"))
-    key = first(_setting(api_key, "--api-key"), variable(name), other)
+    name, other = ("OPENAI_API_KEY", None) if url is openai else ("AGENT_RFT_API_KEY", chosen_setting("api_key"))
+    key = first_set(_setting(api_key, "--api-key"), variable(name), other)
     if key is None:
         raise UserError(f"no API key is configured: give --api-key, {name}, or api_key in {profiles}")
     return client_at(url, key, environment, timeout)
 
 
 def _setting(value: object, source: str) -> Setting | None:
-    """The value without the white space around it; None if there is none."""
+    """Return the value without surrounding white space; None if it is empty."""
     text = "" if value is None else str(value).strip()
     return Setting(text, source) if text else None
 
 
 def profiles_file() -> Path:
-    """Returns the path of the profiles; where the user has no home, it begins with a tilde and does not exist."""
+    """Return the path of the profiles file. If the user has no home, it begins with a tilde and does not exist."""
     return Path(expanduser("~/.config/agent-rft/profiles.yaml"))
 
 
 def profiles_of(path: Path) -> dict[str, dict[str, Any]]:
-    """Returns the profiles of a file by name; none if the file cannot be read, such as one in another user's home.
+    """Return the profiles of a file by name; empty if the file cannot be read, such as one in another user's home.
 
     Raises:
-        UserError: the file is not a valid profiles file.
+        UserError: The file is not a valid profiles file.
     """
     try:
         known = yaml.safe_load(path.read_text())
@@ -93,11 +99,11 @@ def profiles_of(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def ask(client: httpx.Client, method: str, path: str, **options: Any) -> dict[str, Any]:
-    """Sends a request and returns the JSON body of its response.
+    """Send a request and return the JSON body of its response.
 
     Raises:
-        NoAnswer: the server is unreachable, failed or is rate limiting.
-        UserError: the request was refused.
+        NoAnswer: The server is unreachable, failed or is rate limiting.
+        UserError: The request was refused.
     """
     try:
         with in_our_words(client):
@@ -108,16 +114,16 @@ def ask(client: httpx.Client, method: str, path: str, **options: Any) -> dict[st
     try:
         body: dict[str, Any] = answer.json()
     except ValueError:
-        raise UserError(f"HTTP {answer.status_code}: {_is_another(answer)}") from None
+        raise UserError(f"HTTP {answer.status_code}: {_wrong_server_hint(answer)}") from None
     return body
 
 
 def check(answer: httpx.Response) -> None:
-    """Checks that a request succeeded.
+    """Check that a request succeeded.
 
     Raises:
-        NoAnswer: the same request may succeed later.
-        UserError: the request was refused; its text is the server's.
+        NoAnswer: The request failed, but may succeed later.
+        UserError: The request was refused; the message is the server's.
     """
     if answer.is_success:
         return
@@ -127,22 +133,22 @@ def check(answer: httpx.Response) -> None:
         place = f"{error['param']}: " if error.get("param") else ""
         text = f"{place}{error['message']}" + (f" [{error['code']}]" if error.get("code") else "")
     except (ValueError, KeyError, TypeError):
-        text = f"{answer.reason_phrase}: {_is_another(answer)}"
+        text = f"{answer.reason_phrase}: {_wrong_server_hint(answer)}"
     later = answer.is_server_error or answer.status_code == httpx.codes.TOO_MANY_REQUESTS
     raise (NoAnswer if later else UserError)(f"HTTP {answer.status_code}: {text}")
 
 
-def _is_another(answer: httpx.Response) -> str:
+def _wrong_server_hint(answer: httpx.Response) -> str:
     where = answer.request.url.copy_with(query=None, username=None, password=None)
     return f"{where} does not answer as this API does; check the base URL, which ends with /v1"
 
 
 def download(client: httpx.Client, path: str, out: Path) -> None:
-    """Writes the body of a successful response to the file `out`, which is replaced.
+    """Write the body of a successful response to the file `out`, replacing it.
 
     Raises:
-        NoAnswer: the server is unreachable, failed or is rate limiting.
-        UserError: the request was refused, or the file cannot be written.
+        NoAnswer: The server is unreachable, failed or is rate limiting.
+        UserError: The request was refused, or the file cannot be written.
     """
     try:
         with in_our_words(client), client.stream("GET", path) as answer:
@@ -159,7 +165,7 @@ def download(client: httpx.Client, path: str, out: Path) -> None:
 def pages(
     client: httpx.Client, path: str, limit: int, query: Mapping[str, Any] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yields the first `limit` entries of a paginated list."""
+    """Yield the first `limit` entries of a paginated list."""
     after: dict[str, Any] = {}
     while limit > 0:
         page = ask(client, "GET", path, params={"limit": min(limit, PAGE), **(query or {}), **after})
@@ -171,11 +177,11 @@ def pages(
 
 
 def upload(client: httpx.Client, path: Path, purpose: str) -> dict[str, Any]:
-    """Uploads a file and returns its file object.
+    """Upload a file and return its file object.
 
     Raises:
-        NoAnswer: the server is unreachable, failed or is rate limiting.
-        UserError: the file cannot be read, or the upload was refused.
+        NoAnswer: The server is unreachable, failed or is rate limiting.
+        UserError: The file cannot be read, or the upload was refused.
     """
     try:
         with path.open("rb") as file:

@@ -1,6 +1,6 @@
-"""`agent-rft files|jobs|events|checkpoints|models`: a server's API on the command line, as tables or as JSON (--json).
+"""`agent-rft files|jobs|events|checkpoints|models`: a server's API on the command line, with tables or JSON as output.
 
-How the server is found: `agent_rft.cli.api_commands.api_client`.
+`agent_rft.cli.api_commands.api_client` selects the server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agent_rft.cli.completion import file_ids, job_ids, profile_names
 from agent_rft.errors import RftError, UserError
 
 CANCELLED = 3
-"""The exit code of `jobs follow` if the job was cancelled."""
+"""Exit code of `jobs follow` for a cancelled job."""
 MAX_LINE = 10_000
 TIMES = ("created_at", "created")
 
@@ -35,32 +35,32 @@ files = typer.Typer(no_args_is_help=True, help="Upload, list, download and delet
 jobs = typer.Typer(no_args_is_help=True, help="Create, watch and control fine-tuning jobs of a server.")
 events = typer.Typer(no_args_is_help=True, help="List the events of a server's job.")
 checkpoints = typer.Typer(no_args_is_help=True, help="List the checkpoints of a server's job.")
-models = typer.Typer(no_args_is_help=True, help="Examine models of this machine; list and delete those of a server.")
+models = typer.Typer(no_args_is_help=True, help="Examine local models; list and delete a server's models.")
 
 BaseUrl = Annotated[
     str | None,
     typer.Option(
-        help="the server, https://host/v1 (default: AGENT_RFT_BASE_URL, OPENAI_BASE_URL, or that of the profile)"
+        help="URL of the server, https://host/v1 (default: AGENT_RFT_BASE_URL, OPENAI_BASE_URL, or the profile's URL)"
     ),
 ]
 Key = Annotated[
     str | None,
     typer.Option(
         "--api-key",
-        help="the key (default, and safer, since other users of this machine do not see it: AGENT_RFT_API_KEY, "
-        "OPENAI_API_KEY if the server is OPENAI_BASE_URL, or that of the profile)",
+        help="API key; other users of this machine can see it (default: AGENT_RFT_API_KEY, OPENAI_API_KEY if the "
+        "server is OPENAI_BASE_URL, or the profile's key)",
     ),
 ]
 Profile = Annotated[
     str,
     typer.Option(
-        help="a profile of ~/.config/agent-rft/profiles.yaml", envvar="AGENT_RFT_PROFILE", autocompletion=profile_names
+        help="profile in ~/.config/agent-rft/profiles.yaml", envvar="AGENT_RFT_PROFILE", autocompletion=profile_names
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="one JSON object a line")]
-Limit = Annotated[int, typer.Option(min=1, help="how many to show, newest first")]
-JobIdArgument = Annotated[str, typer.Argument(help="the job's id, ftjob-...", autocompletion=job_ids)]
-FileIdArgument = Annotated[str, typer.Argument(help="the file's id, file-...", autocompletion=file_ids)]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object per line")]
+Limit = Annotated[int, typer.Option(min=1, help="number of entries to show, newest first")]
+JobIdArgument = Annotated[str, typer.Argument(help="id of the job, ftjob-...", autocompletion=job_ids)]
+FileIdArgument = Annotated[str, typer.Argument(help="id of the file, file-...", autocompletion=file_ids)]
 
 
 @files.callback()
@@ -71,7 +71,7 @@ FileIdArgument = Annotated[str, typer.Argument(help="the file's id, file-...", a
 def connect(
     context: typer.Context, base_url: BaseUrl = None, api_key: Key = None, profile: Profile = "default"
 ) -> None:
-    """Say how to connect to the server. Commands do it when they run, so that their --help needs no server."""
+    """Store how to connect to the server. Commands connect when they run, so that --help works without a server."""
     if context.obj is None:
         context.obj = partial(client_of, base_url, api_key, profile, os.environ, profiles_file())
 
@@ -82,19 +82,19 @@ def connect(
 @files.command("upload")
 def upload_file(
     context: typer.Context,
-    path: Annotated[Path, typer.Argument(help="the file, JSONL for a job")],
-    purpose: Annotated[str, typer.Option(help="what it is for; jobs accept only fine-tune")] = "fine-tune",
+    path: Annotated[Path, typer.Argument(help="file to upload, JSONL for a job")],
+    purpose: Annotated[str, typer.Option(help="purpose of the file; jobs accept only fine-tune")] = "fine-tune",
     as_json: AsJson = False,
 ) -> None:
     """Upload a file and print its id."""
-    _show(upload(context.obj(), path, purpose), as_json, lambda made: made["id"])
+    _print_result(upload(context.obj(), path, purpose), as_json, lambda made: made["id"])
 
 
 @files.command("list")
 def list_files(context: typer.Context, limit: Limit = 100, as_json: AsJson = False) -> None:
     """List files, newest first."""
     rows = pages(context.obj(), "/files", limit)
-    _table(
+    _print_table(
         rows, as_json, {"id": "id", "filename": "name", "purpose": "purpose", "bytes": "bytes", "created_at": "created"}
     )
 
@@ -103,9 +103,9 @@ def list_files(context: typer.Context, limit: Limit = 100, as_json: AsJson = Fal
 def download_file(
     context: typer.Context,
     file_id: FileIdArgument,
-    path: Annotated[Path, typer.Argument(help="where to write it; an existing file is replaced")],
+    path: Annotated[Path, typer.Argument(help="file to write; an existing file is replaced")],
 ) -> None:
-    """Write the content of a file, such as a job's result file, to PATH."""
+    """Download a file, such as a job's result file, to PATH."""
     download(context.obj(), f"/files/{file_id}/content", path)
 
 
@@ -122,12 +122,12 @@ def delete_file(context: typer.Context, file_id: FileIdArgument) -> None:
 def create_job(
     context: typer.Context,
     request: Annotated[
-        Path, typer.Argument(help="the API request, YAML or JSON; ${NAME} is taken from the environment")
+        Path, typer.Argument(help="file with the API request, YAML or JSON; ${NAME} is read from the environment")
     ],
     follow: Annotated[bool, typer.Option(help="show the job's progress until it ends")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create a job. Files given as paths, relative to REQUEST, are uploaded first, and a chat template is read."""
+    """Create a job. Files that REQUEST names by relative paths are uploaded first; a chat template is inlined."""
     from agent_rft.spec.job import FILES  # imports pydantic, which other commands do not need
     from agent_rft.spec.model_options import is_template
     from agent_rft.spec.reader import Variables
@@ -144,14 +144,16 @@ def create_job(
             body[key] = upload(client, path, "fine-tune")["id"]
     match body.get("model_options"):
         case {"chat_template": str(template), **options} if not is_template(template):
-            body["model_options"] = options | {"chat_template": _template(request.parent / expanduser(template))}
+            body["model_options"] = options | {
+                "chat_template": _read_chat_template(request.parent / expanduser(template))
+            }
     made = ask(client, "POST", "/fine_tuning/jobs", json=body)
-    _show(made, as_json, lambda job: job["id"])
+    _print_result(made, as_json, lambda job: job["id"])
     if follow:
         _follow(client, made["id"], as_json)
 
 
-def _template(path: Path) -> str:
+def _read_chat_template(path: Path) -> str:
     from agent_rft.spec.model_options import read_template
 
     try:
@@ -164,19 +166,19 @@ def _template(path: Path) -> str:
 def list_jobs(context: typer.Context, limit: Limit = 20, as_json: AsJson = False) -> None:
     """List jobs with their status, newest first."""
     names = {"id": "id", "status": "status", "model": "model", "fine_tuned_model": "tuned model"}
-    _table(pages(context.obj(), "/fine_tuning/jobs", limit), as_json, names | {"created_at": "created"})
+    _print_table(pages(context.obj(), "/fine_tuning/jobs", limit), as_json, names | {"created_at": "created"})
 
 
 @jobs.command("get")
 def get_job(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False) -> None:
-    """Show one job: its status, settings, tuned model and, if it failed, why."""
+    """Show a job with its status, settings, tuned model and, if it failed, its error."""
     job = ask(context.obj(), "GET", f"/fine_tuning/jobs/{job_id}")
     if as_json:
         typer.echo(json.dumps(job))
         return
     table = Table("", "", show_header=False)
     for name, value in job.items():
-        shown = _at(value) if name.endswith("_at") and value else value
+        shown = _format_time(value) if name.endswith("_at") and value else value
         if shown not in (None, [], {}):
             text = shown if isinstance(shown, str) else json.dumps(shown, indent=2, ensure_ascii=False)
             table.add_row(name, Text(text))
@@ -185,7 +187,7 @@ def get_job(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = Fal
 
 @jobs.command("follow")
 def follow_job(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False) -> None:
-    """Show the progress of a job from its start to its end. Exit code 0: succeeded, 1: failed, 3: cancelled."""
+    """Show a job's progress until it ends. Exit code 0 if it succeeded, 1 if it failed, 3 if it was cancelled."""
     _follow(context.obj(), job_id, as_json)
 
 
@@ -193,10 +195,12 @@ def follow_job(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = 
 def log(
     context: typer.Context,
     job_id: JobIdArgument,
-    attempt: Annotated[int | None, typer.Option(min=0, help="only this driver, from 1; 0 is the validation")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+    attempt: Annotated[
+        int | None, typer.Option(min=0, help="driver to show, counted from 1; 0: the validation")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Show why a job failed, and the end of what its processes wrote, without secrets. Needs an admin key."""
+    """Show a job's error and the end of its processes' output, without secrets. Requires an admin key."""
     chosen = {} if attempt is None else {"attempt": attempt}
     found = ask(context.obj(), "GET", f"/fine_tuning/jobs/{job_id}/log", params=chosen)
     if as_json:
@@ -206,10 +210,10 @@ def log(
         typer.echo(f"error: {found['error']}")
     for output in found["outputs"]:
         name = "the validation" if output["process"] == "validation" else f"driver {output['attempt']}"
-        typer.echo(f"== {name}, last written to at {_at(output['written_at'])} UTC ==")
-        typer.echo(output["text"].rstrip() or "(nothing)")
+        typer.echo(f"== {name}, last output at {_format_time(output['written_at'])} UTC ==")
+        typer.echo(output["text"].rstrip() or "(empty)")
     if not found["outputs"]:
-        typer.echo("no outputs are kept: its processes have not begun, or wrote for the last time over 30 days ago")
+        typer.echo("no output is stored: the job's processes have not started, or last wrote over 30 days ago")
 
 
 def _add_action(name: str, about: str) -> None:
@@ -218,19 +222,19 @@ def _add_action(name: str, about: str) -> None:
         typer.echo(ask(context.obj(), "POST", f"/fine_tuning/jobs/{job_id}/{name}")["status"])
 
 
-_add_action("cancel", "Cancel a job for good and print its status. Its checkpoints are kept.")
-_add_action("pause", "Pause a running job and print its status. It releases its cores and GPUs and can be resumed.")
+_add_action("cancel", "Cancel a job permanently and print its status. Its checkpoints remain.")
+_add_action("pause", "Pause a running job and print its status. It releases its CPUs and GPUs and can be resumed.")
 _add_action("resume", "Queue a paused job again and print its status. It continues from its last checkpoint.")
 
 
 def _follow(client: httpx.Client, job_id: str, as_json: bool) -> None:
-    """Shows a job's progress until it ends.
+    """Show a job's progress until it ends.
 
     Raises:
-        RftError: the job failed.
-        Exit: the job was cancelled.
+        RftError: The job failed.
+        Exit: The job was cancelled.
     """
-    # It imports numpy, which other commands do not need.
+    # Imports numpy, which other commands do not need.
     from agent_rft.cli.api_commands.follow import JsonProgress, LiveProgress, follow, next_steps
 
     console = Console()
@@ -249,11 +253,11 @@ def _follow(client: httpx.Client, job_id: str, as_json: bool) -> None:
         raise RftError(f"{job_id} failed: {(job['error'] or {}).get('message')}")
     if not as_json:
         model = f": {job['fine_tuned_model']}" if job["fine_tuned_model"] else ""
-        say = partial(console.print, soft_wrap=True, markup=False, emoji=False, highlight=False)
-        say(f"{job_id} {job['status']}{model}")
-        with suppress(RftError):  # the job has succeeded, whether the server answers or not
+        print_line = partial(console.print, soft_wrap=True, markup=False, emoji=False, highlight=False)
+        print_line(f"{job_id} {job['status']}{model}")
+        with suppress(RftError):  # the job has succeeded even if the server does not answer now
             for label, text in next_steps(client, job) if model else ():
-                say(f"{label + ':':<17}{text}")
+                print_line(f"{label + ':':<17}{text}")
     if job["status"] == "cancelled":
         raise typer.Exit(CANCELLED)
 
@@ -265,14 +269,16 @@ def _follow(client: httpx.Client, job_id: str, as_json: bool) -> None:
 def list_events(context: typer.Context, job_id: JobIdArgument, limit: Limit = 100, as_json: AsJson = False) -> None:
     """List a job's events, newest first: what happened, warnings and errors."""
     rows = pages(context.obj(), f"/fine_tuning/jobs/{job_id}/events", limit)
-    _table(rows, as_json, {"created_at": "time", "level": "level", "message": "message"})
+    _print_table(rows, as_json, {"created_at": "time", "level": "level", "message": "message"})
 
 
 @checkpoints.command("list")
 def list_checkpoints(context: typer.Context, job_id: JobIdArgument, limit: Limit = 10, as_json: AsJson = False) -> None:
-    """List a job's checkpoints. Each is a model that can be called by its name."""
+    """List a job's checkpoints. Each checkpoint is a model that requests can name."""
     rows = pages(context.obj(), f"/fine_tuning/jobs/{job_id}/checkpoints", limit)
-    _table(rows, as_json, {"step_number": "step", "fine_tuned_model_checkpoint": "model", "created_at": "created"})
+    _print_table(
+        rows, as_json, {"step_number": "step", "fine_tuned_model_checkpoint": "model", "created_at": "created"}
+    )
 
 
 # -- models ------------------------------------------------------------------------------------------------------------
@@ -282,25 +288,25 @@ def list_checkpoints(context: typer.Context, job_id: JobIdArgument, limit: Limit
 def list_models(context: typer.Context, as_json: AsJson = False) -> None:
     """List base models, tuned models and checkpoints."""
     rows = ask(context.obj(), "GET", "/models")["data"]
-    _table(rows, as_json, {"id": "id", "owned_by": "owned by", "created": "created"})
+    _print_table(rows, as_json, {"id": "id", "owned_by": "owned by", "created": "created"})
 
 
 @models.command("delete")
 def delete_model(
-    context: typer.Context, model: Annotated[str, typer.Argument(help="the model's id, see `agent-rft models list`")]
+    context: typer.Context, model: Annotated[str, typer.Argument(help="id of the model, see `agent-rft models list`")]
 ) -> None:
-    """Delete a tuned model or a checkpoint and print its id. Base models are the operator's and stay."""
+    """Delete a tuned model or a checkpoint and print its id. Base models cannot be deleted."""
     typer.echo(ask(context.obj(), "DELETE", f"/models/{model}")["id"])
 
 
 # -- output ------------------------------------------------------------------------------------------------------------
 
 
-def _show(value: dict[str, Any], as_json: bool, short: Callable[[dict[str, Any]], str]) -> None:
+def _print_result(value: dict[str, Any], as_json: bool, short: Callable[[dict[str, Any]], str]) -> None:
     typer.echo(json.dumps(value) if as_json else short(value))
 
 
-def _table(rows: Iterable[dict[str, Any]], as_json: bool, names: Mapping[str, str]) -> None:
+def _print_table(rows: Iterable[dict[str, Any]], as_json: bool, names: Mapping[str, str]) -> None:
     if as_json:
         for row in rows:
             typer.echo(json.dumps(row))
@@ -308,11 +314,11 @@ def _table(rows: Iterable[dict[str, Any]], as_json: bool, names: Mapping[str, st
     table = Table(*names.values(), box=None, header_style="bold", pad_edge=False)
     for row in rows:
         # Text, not markup: rich would turn parts of names such as ft:on:a into emojis.
-        cells = (Text(_at(row[key]) if key in TIMES else str(row[key] or "")) for key in names)
+        cells = (Text(_format_time(row[key]) if key in TIMES else str(row[key] or "")) for key in names)
         table.add_row(*cells)
-    # Never wrapped here, so that ids and names can be copied; the terminal wraps long lines itself.
+    # Lines are not wrapped here, so that ids and names can be copied; the terminal wraps long lines.
     Console(width=MAX_LINE).print(table)
 
 
-def _at(seconds: int) -> str:
+def _format_time(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")

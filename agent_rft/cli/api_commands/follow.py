@@ -1,7 +1,7 @@
-"""The progress of a server's job, from its events alone: the live view of `agent-rft train`, or JSON lines.
+"""Progress of a server's job, shown from its events: the live view of `agent-rft train`, or JSON lines.
 
-Every event is shown once, in order, with the time at which it happened. A server that is unreachable is waited for, up
-to AWAY_S, since its jobs continue without it.
+Every event is shown once, in order, with the time at which it happened. Requests to an unreachable server are retried
+for up to AWAY_S, because the server's jobs continue without it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ MAX_EVENTS = 100_000
 MAX_CHECKPOINTS = 100
 REWARD = "full_valid_mean_reward"
 ENDED = ("succeeded", "failed", "cancelled")
-WAITING = {"validating_files": "checking the job", "queued": "waiting for its turn", "paused": "paused"}
-"""The phase to show for a status about which the driver sends no event."""
+WAITING = {"validating_files": "checking the job", "queued": "waiting in the queue", "paused": "paused"}
+"""Phase to show for each status in which the driver sends no events."""
 
 
 class JsonProgress:
-    """Prints one line of JSON for each event, and the job as the last line."""
+    """Progress output with one JSON line per event, and the job as the last line."""
 
     def event(self, event: dict[str, Any]) -> None:
         typer.echo(json.dumps(event))
@@ -44,7 +44,7 @@ class JsonProgress:
 
 
 class LiveProgress:
-    """The live view; while past events are replayed, its clock shows the time of the event."""
+    """Live view of a job. While past events are replayed, its clock shows the time of the event."""
 
     def __init__(self, job: dict[str, Any], console: Console) -> None:
         self._past: float | None = job["created_at"]
@@ -81,7 +81,7 @@ class LiveProgress:
         self._status = job["status"]
 
     def _now(self) -> float:
-        # Never before the last event, even if this machine's clock is behind the server's.
+        # Never earlier than the last event, even if the local clock is behind the server's.
         return max(time.time(), self._latest) if self._past is None else self._past
 
 
@@ -92,16 +92,16 @@ def follow(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
-    """Shows a job's progress until it ends and returns the ended job.
+    """Show a job's progress until it ends, and return the ended job.
 
     Raises:
-        NoAnswer: the server was unreachable for more than AWAY_S.
+        NoAnswer: The server was unreachable for more than AWAY_S.
     """
     path, last, seen = f"/fine_tuning/jobs/{job['id']}", "", clock()
     while True:
         try:
             job = ask(client, "GET", path)  # before its events, so that no event of an ended job is missed
-            new = list(_until(pages(client, f"{path}/events", MAX_EVENTS), last))
+            new = list(_newer_than(pages(client, f"{path}/events", MAX_EVENTS), last))
         except NoAnswer:
             if clock() - seen > AWAY_S:
                 raise
@@ -118,12 +118,12 @@ def follow(
 
 
 def next_steps(client: httpx.Client, job: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(label, text) of what to do with a job that has succeeded: its best checkpoint, and a command that tries it."""
+    """Yield (label, text) of next steps for a succeeded job: its best checkpoint and commands to try it."""
     found = list(pages(client, f"/fine_tuning/jobs/{job['id']}/checkpoints", MAX_CHECKPOINTS))
     rewards = [(entry["metrics"].get(REWARD), entry["fine_tuned_model_checkpoint"]) for entry in found]
     model, known = job["fine_tuned_model"], [pair for pair in reversed(rewards) if pair[0] is not None]
     if known:
-        best = max(known, key=itemgetter(0))  # the earliest of equal ones: the list begins with the newest
+        best = max(known, key=itemgetter(0))  # the earliest of equal rewards, since the newest is first
         model = best[1]
         yield "best checkpoint", f"{model} (validation reward {best[0]:.3f})"
     body = {"model": model, "messages": [{"role": "user", "content": "..."}]}
@@ -133,8 +133,8 @@ def next_steps(client: httpx.Client, job: dict[str, Any]) -> Iterator[tuple[str,
     yield "checkpoints", shlex.join(["agent-rft", "checkpoints", "list", job["id"]])
 
 
-def _until(events: Iterator[dict[str, Any]], last: str) -> Iterator[dict[str, Any]]:
-    """Yields the events after the event `last`, newest first."""
+def _newer_than(events: Iterator[dict[str, Any]], last: str) -> Iterator[dict[str, Any]]:
+    """Yield the events after the event `last`, newest first."""
     for event in events:
         if event["id"] == last:
             return

@@ -1,6 +1,6 @@
-"""`agent-rft keys`: creates, lists and revokes API keys in the server's folder or database, running or not.
+"""`agent-rft keys`: API keys in a server's folder or database; the server may be running or stopped.
 
-Each command imports the database's modules itself, so that `--help` and shell completion start without them.
+Each command imports the database modules itself, so that `--help` and shell completion start without them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ if TYPE_CHECKING:
     from agent_rft.serve.stores.keys import KeyStore, Scope
 import re
 
-app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys of a server; it may be running or not.")
+app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys of a server, running or stopped.")
 
-Folder = Annotated[Path, typer.Option(help="the folder that holds the server's state", envvar="AGENT_RFT_FOLDER")]
+Folder = Annotated[Path, typer.Option(help="folder with the server's state", envvar="AGENT_RFT_FOLDER")]
 DatabaseUrl = Annotated[
     str | None,
     typer.Option(
-        help="postgresql://... (default: a file in the folder)", envvar="AGENT_RFT_DATABASE", callback=stripped
+        help="database URL, postgresql://... (default: a file in the folder)",
+        envvar="AGENT_RFT_DATABASE",
+        callback=stripped,
     ),
 ]
 DEFAULT_FOLDER = Path("agent-rft-server")
@@ -43,16 +45,16 @@ DEFAULT_FOLDER = Path("agent-rft-server")
 
 @app.command("create")
 def create_command(
-    name: Annotated[str, typer.Argument(help="who or what the key is for")],
+    name: Annotated[str, typer.Argument(help="name of the key's user or purpose")],
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            help="read, write (includes read; changes only what the same key made) or admin (everything)",
+            help="read, write (includes read; may change only objects that the same key created) or admin (everything)",
             autocompletion=scopes,
         ),
     ] = None,
     expires: Annotated[
-        str | None, typer.Option(help="how long it works: hours, days or weeks, such as 90d (default: until revoked)")
+        str | None, typer.Option(help="lifetime in hours, days or weeks, such as 90d (default: until it is revoked)")
     ] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="rate limit (default: the server's)")] = None,
     folder: Folder = DEFAULT_FOLDER,
@@ -63,23 +65,23 @@ def create_command(
     from agent_rft.serve.stores.audit import OPERATOR
 
     expires_after_s = None if expires is None else seconds_of(expires, "--expires")
-    with _keys(folder, database) as (keys, audit):
+    with _open_keys(folder, database) as (keys, audit):
         key, token = keys.create(name, scopes, requests_per_minute, expires_after_s)
         audit.append(OPERATOR, "key.create", key.id)
     where = folder if database is None else "the database"
-    until = "" if key.expires_at is None else f", until {_time(key.expires_at)}"
+    until = "" if key.expires_at is None else f", until {_format_time(key.expires_at)}"
     typer.echo(f"key {key.id} for {where}, scopes {', '.join(key.scopes)}{until}; shown only once:", err=True)
     typer.echo(token)
 
 
 @app.command("list")
 def list_command(
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
     folder: Folder = DEFAULT_FOLDER,
     database: DatabaseUrl = None,
 ) -> None:
-    """List all keys, including revoked and expired ones, but not their secret texts."""
-    with _keys(existing(folder, database), database) as (keys, _):
+    """List all keys, including revoked and expired ones, without their secrets."""
+    with _open_keys(existing(folder, database), database) as (keys, _):
         found = keys.list()
     if as_json:
         for key in found:
@@ -88,22 +90,22 @@ def list_command(
     table = Table(Column("id", no_wrap=True), "name", "scopes", "requests per minute", "created", "expires", "revoked")
     for key in found:
         rate = str(key.requests_per_minute or "default")
-        expires = _time(key.expires_at) + " (expired)" * key.has_expired(time.time())
-        times = _time(key.created_at), expires, _time(key.revoked_at)
+        expires = _format_time(key.expires_at) + " (expired)" * key.has_expired(time.time())
+        times = _format_time(key.created_at), expires, _format_time(key.revoked_at)
         table.add_row(key.id, Text(key.name), ", ".join(key.scopes), rate, *times)
     Console().print(table)
 
 
 @app.command("revoke")
 def revoke_command(
-    id: Annotated[str, typer.Argument(help="the key's id, see `agent-rft keys list`")],
+    id: Annotated[str, typer.Argument(help="id of the key, see `agent-rft keys list`")],
     folder: Folder = DEFAULT_FOLDER,
     database: DatabaseUrl = None,
 ) -> None:
-    """Revoke a key: from now on requests with it are refused."""
+    """Revoke a key. The server then refuses requests with it."""
     from agent_rft.serve.stores.audit import OPERATOR
 
-    with _keys(existing(folder, database), database) as (keys, audit):
+    with _open_keys(existing(folder, database), database) as (keys, audit):
         key = keys.revoke(id)
         audit.append(OPERATOR, "key.revoke", key.id)
     typer.echo(f"key {key.id} ({key.name}) is revoked")
@@ -111,33 +113,33 @@ def revoke_command(
 
 @app.command("rotate-master")
 def rotate_master_command(folder: Folder = DEFAULT_FOLDER, database: DatabaseUrl = None) -> None:
-    """Change the secret that encrypts stored headers, and encrypt them again. If it was interrupted, run it again.
+    """Change the secret that encrypts stored headers, and encrypt them again. After an interruption, run it again.
 
-    The server may be running, and jobs go on. A secret in AGENT_RFT_SECRET_KEY is replaced by the one in
-    AGENT_RFT_NEW_SECRET_KEY: a server that runs must have been started with both.
+    The server may be running, and its jobs continue. A secret in AGENT_RFT_SECRET_KEY is replaced by the one in
+    AGENT_RFT_NEW_SECRET_KEY; a running server must have been started with both variables.
     """
     from agent_rft.serve.stores.audit import OPERATOR, AuditLog
     from agent_rft.serve.stores.rotation import MasterRotation
     from agent_rft.serve.stores.secrets import NEW_VARIABLE, VARIABLE, FileSecrets, secrets_of
 
     secrets = secrets_of(existing(folder, database))
-    with opened(folder, database) as of_server:
-        done = MasterRotation(of_server, secrets).run()
-        AuditLog(of_server).append(OPERATOR, "keys.rotate_master", done.secret_id)
+    with opened(folder, database) as server_database:
+        done = MasterRotation(server_database, secrets).run()
+        AuditLog(server_database).append(OPERATOR, "keys.rotate_master", done.secret_id)
     typer.echo(f"{done.num_sealed} jobs are encrypted again with the key {done.secret_id}")
     if done.unreadable:
-        typer.echo(f"no key opens these jobs, which stay as they are: {', '.join(done.unreadable)}", err=True)
+        typer.echo(f"no key decrypts these jobs, which are unchanged: {', '.join(done.unreadable)}", err=True)
     if isinstance(secrets, FileSecrets):
-        typer.echo(f"{secrets.path} holds the new key only: put it into your backups")
+        typer.echo(f"{secrets.path} contains only the new key; back it up")
     else:
-        typer.echo(f"now set {VARIABLE} to what {NEW_VARIABLE} is, remove {NEW_VARIABLE}, and restart the server")
+        typer.echo(f"now set {VARIABLE} to the value of {NEW_VARIABLE}, remove {NEW_VARIABLE}, and restart the server")
 
 
 def existing(folder: Path, database: str | None) -> Path:
-    """Returns the folder if it exists; opening its database would create an empty one.
+    """Return the folder if it exists. Opening the database of a missing folder would create an empty one.
 
     Raises:
-        UserError: the folder does not exist.
+        UserError: The folder does not exist.
     """
     if database is None and not folder.is_dir():
         raise UserError(f"the server's folder {folder} does not exist: give it with --folder or AGENT_RFT_FOLDER")
@@ -146,7 +148,7 @@ def existing(folder: Path, database: str | None) -> Path:
 
 @contextmanager
 def opened(folder: Path, database: str | None) -> Iterator[Database]:
-    """Opens the database of a server, which is closed at the end of the block."""
+    """Context manager that opens a server's database."""
     from agent_rft.serve.host.state import StateLocations
     from agent_rft.serve.stores.migrate import open_database
 
@@ -158,7 +160,7 @@ def opened(folder: Path, database: str | None) -> Iterator[Database]:
 
 
 @contextmanager
-def _keys(folder: Path, database: str | None) -> Iterator[tuple[KeyStore, AuditLog]]:
+def _open_keys(folder: Path, database: str | None) -> Iterator[tuple[KeyStore, AuditLog]]:
     from agent_rft.serve.stores.audit import AuditLog
     from agent_rft.serve.stores.keys import KeyStore
 
@@ -166,7 +168,7 @@ def _keys(folder: Path, database: str | None) -> Iterator[tuple[KeyStore, AuditL
         yield KeyStore(found), AuditLog(found)
 
 
-def _time(seconds: int | None) -> str:
+def _format_time(seconds: int | None) -> str:
     return "" if seconds is None else f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
 
 
@@ -178,12 +180,15 @@ _DURATION = re.compile(r"([1-9][0-9]{0,3})([smhdw])", re.ASCII)
 
 
 def seconds_of(duration: str, option: str) -> int:
-    """The seconds of a duration such as `10m`, `12h` or `90d`, which is given with an option of the command line.
+    """Return the seconds of a duration such as `10m`, `12h` or `90d`, which is the value of a command-line option.
 
     Raises:
-        UserError: It is not one.
+        UserError: The duration is invalid.
     """
     match = _DURATION.fullmatch(duration)
     if match is None:
-        raise UserError(f"{option} {duration!r}: give a number of up to four digits and s, m, h, d or w, such as 90d")
+        raise UserError(
+            f"{option} {duration!r} is not a duration; give a number of up to four digits and s, m, h, d or w, such "
+            "as 90d"
+        )
     return int(match[1]) * UNIT_S[match[2]]

@@ -1,4 +1,4 @@
-"""`agent-rft traces`: the rollouts of a run folder, or of a job of a server, for people, programs and notebooks."""
+"""`agent-rft traces`: rollouts of a run folder or of a server's job, as human-readable text, JSON or a table."""
 
 from __future__ import annotations
 
@@ -27,61 +27,62 @@ if TYPE_CHECKING:
 
 def traces_command(
     run: Annotated[
-        str, typer.Argument(help="a run folder, or a server's job: ftjob-...", autocompletion=completion.run_folders)
+        str,
+        typer.Argument(help="run folder, or id of a server's job, ftjob-...", autocompletion=completion.run_folders),
     ],
     name: Annotated[
         str | None,
         typer.Option(
-            help="which rollouts: step-12, validation-5, test-before (default: the newest; with another filter: all)"
+            help="rollout file, such as step-12 or test-before (default: the newest; with another filter: all)"
         ),
     ] = None,
-    step: Annotated[int | None, typer.Option(min=0, help="only this step, and its validation")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="only this step and its validation")] = None,
     row: Annotated[str | None, typer.Option(help="only the row with this id or line number")] = None,
-    trace: Annotated[str | None, typer.Option(help="only the rollouts whose trace id starts so")] = None,
-    min_grade: Annotated[float | None, typer.Option(help="only grades from this one on")] = None,
-    max_grade: Annotated[float | None, typer.Option(help="only grades up to this one")] = None,
-    min_reward: Annotated[float | None, typer.Option(help="only rewards from this one on")] = None,
-    max_reward: Annotated[float | None, typer.Option(help="only rewards up to this one")] = None,
-    finish: Annotated[Ended | None, typer.Option(help="only rollouts that ended so")] = None,
+    trace: Annotated[str | None, typer.Option(help="only rollouts whose trace id starts with this text")] = None,
+    min_grade: Annotated[float | None, typer.Option(help="only rollouts with at least this grade")] = None,
+    max_grade: Annotated[float | None, typer.Option(help="only rollouts with at most this grade")] = None,
+    min_reward: Annotated[float | None, typer.Option(help="only rollouts with at least this reward")] = None,
+    max_reward: Annotated[float | None, typer.Option(help="only rollouts with at most this reward")] = None,
+    finish: Annotated[Ended | None, typer.Option(help="only rollouts that ended in this way")] = None,
     error: Annotated[
         str | None,
-        typer.Option(help="only with such an error of a call (tool_error, ...), or discarded for this reason"),
+        typer.Option(help="only rollouts with this error of a call (tool_error, ...), or discarded for this reason"),
     ] = None,
     tool: Annotated[str | None, typer.Option(help="only rollouts that called this tool")] = None,
     text: Annotated[
         str | None, typer.Option(help="only rollouts whose prompt, turns, answer or reason contain this text")
     ] = None,
-    best: Annotated[int | None, typer.Option(min=1, help="the K rollouts with the highest grades")] = None,
-    worst: Annotated[int | None, typer.Option(min=1, help="the K rollouts with the lowest grades")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
+    best: Annotated[int | None, typer.Option(min=1, help="number of rollouts to show, highest grades first")] = None,
+    worst: Annotated[int | None, typer.Option(min=1, help="number of rollouts to show, lowest grades first")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            metavar="BEFORE AFTER", help="the same rows of two files side by side, such as test-before test-after"
+            metavar="BEFORE AFTER", help="rollout files to show side by side, by row, such as test-before test-after"
         ),
     ] = None,
     export: Annotated[
         Literal["parquet", "hf"] | None,
-        typer.Option(help="write a table to --out instead: a Parquet file, or a folder for datasets.load_dataset"),
+        typer.Option(help="format of a table to write to --out: a Parquet file, or a folder for datasets.load_dataset"),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="with --export: the file or folder to write")] = None,
+    out: Annotated[Path | None, typer.Option(help="file or folder to write with --export")] = None,
     base_url: BaseUrl = None,
     api_key: Key = None,
     profile: Profile = "default",
 ) -> None:
-    """Show the rollouts of a run: messages, tool calls, results, grades."""
+    """Show the rollouts of a run with their messages, tool calls, results and grades."""
     from agent_rft.cluster.views.traces import print_traces, trace_json
 
-    given = [
+    selected = [
         name for name, value in (("--best", best), ("--worst", worst), ("--compare", compare)) if value is not None
     ]
-    if len(given) > 1:
-        raise typer.BadParameter(f"give one of {' and '.join(given)}")
+    if len(selected) > 1:
+        raise typer.BadParameter(f"give only one of {' and '.join(selected)}")
     if (export is None) != (out is None):
         raise typer.BadParameter("give --export and --out together")
     if compare is not None and name is not None:
         raise typer.BadParameter("give --compare or --name, not both")
-    wanted = Wanted(
+    rollout_filter = Wanted(
         name=name,
         step=step,
         row=row,
@@ -100,12 +101,12 @@ def traces_command(
     else:
         source = ServerTraces(client_of(base_url, api_key, profile, os.environ, profiles_file()), run)
     if compare is not None:
-        _compare(source, wanted, *compare)
+        _compare(source, rollout_filter, *compare)
         return
-    if export is None and wanted == Wanted():
-        wanted = Wanted(name=source.newest())
+    if export is None and rollout_filter == Wanted():
+        rollout_filter = Wanted(name=source.newest())
     found = source.find(
-        wanted, "best" if best is not None else "worst" if worst is not None else "oldest", best or worst
+        rollout_filter, "best" if best is not None else "worst" if worst is not None else "oldest", best or worst
     )
     if export is not None and out is not None:
         from agent_rft.cluster.views.export import export_traces
@@ -116,12 +117,12 @@ def traces_command(
             typer.echo(trace_json(one))
     else:
         print_traces(found, Console(emoji=False))
-    for problem in source.problems(wanted):
+    for problem in source.problems(rollout_filter):
         typer.echo(f"warning: {problem}", err=True)
 
 
 class LocalTraces:
-    """The traces of a run folder, read in constant memory."""
+    """Traces of a run folder, read in constant memory."""
 
     def __init__(self, folder: Path) -> None:
         from agent_rft.cluster.records.run_folder import open_run
@@ -133,19 +134,19 @@ class LocalTraces:
 
         return newest_file(self._run)
 
-    def find(self, wanted: Wanted, order: Order, limit: int | None) -> Iterator[Trace]:
+    def find(self, rollout_filter: Wanted, order: Order, limit: int | None) -> Iterator[Trace]:
         from agent_rft.cluster.views.traces import find_traces
 
-        return find_traces(self._run, wanted, order, limit)
+        return find_traces(self._run, rollout_filter, order, limit)
 
-    def problems(self, wanted: Wanted) -> list[str]:
+    def problems(self, rollout_filter: Wanted) -> list[str]:
         from agent_rft.cluster.views.traces import damaged
 
-        return damaged(self._run, wanted)
+        return damaged(self._run, rollout_filter)
 
 
 class ServerTraces:
-    """The traces of a server's job, read page by page."""
+    """Traces of a server's job, read page by page."""
 
     def __init__(self, client: httpx.Client, job_id: str) -> None:
         self._client = client
@@ -156,25 +157,27 @@ class ServerTraces:
             return str(value["file"])
         raise UserError("the job has no rollouts yet: agent-rft jobs get shows its status")
 
-    def find(self, wanted: Wanted, order: Order, limit: int | None) -> Iterator[Trace]:
+    def find(self, rollout_filter: Wanted, order: Order, limit: int | None) -> Iterator[Trace]:
         from agent_rft.cluster.views.traces import trace_of
 
-        filters = {name: value for name, value in asdict(wanted).items() if value is not None and name != "name"}
-        query = filters | {"order": order} | ({} if wanted.name is None else {"file": wanted.name})
+        filters = {
+            name: value for name, value in asdict(rollout_filter).items() if value is not None and name != "name"
+        }
+        query = filters | {"order": order} | ({} if rollout_filter.name is None else {"file": rollout_filter.name})
         empty = True
         for value in pages(self._client, self._path, sys.maxsize if limit is None else limit, query):
             empty = False
             yield trace_of(value["file"], value["request"], value["rollout"])
         if empty and order == "oldest":
-            raise UserError(f"the job has no rollout{wanted}")
+            raise UserError(f"the job has no rollout{rollout_filter}")
 
-    def problems(self, wanted: Wanted) -> list[str]:
+    def problems(self, rollout_filter: Wanted) -> list[str]:
         return []
 
 
-def _compare(source: LocalTraces | ServerTraces, wanted: Wanted, before: str, after: str) -> None:
+def _compare(source: LocalTraces | ServerTraces, rollout_filter: Wanted, before: str, after: str) -> None:
     from agent_rft.cluster.views.traces import pairs_of, print_pairs
 
-    sides = (source.find(replace(wanted, name=name), "oldest", None) for name in (before, after))
+    sides = (source.find(replace(rollout_filter, name=name), "oldest", None) for name in (before, after))
     if not print_pairs(pairs_of(*sides), Console(emoji=False)):
-        raise UserError(f"{before} and {after} have no row in common{wanted}")
+        raise UserError(f"{before} and {after} have no row in common{rollout_filter}")

@@ -1,4 +1,4 @@
-"""Jobs made with OpenAI's fine-tuning API, turned into job files and rows of one's own.
+"""Import of jobs from OpenAI's fine-tuning API as job files and rows.
 
-Nothing here calls one of our servers, and nothing that was half read is left on the disk.
+Nothing here calls an agent-rft server, and a failed import leaves no files behind.
 """

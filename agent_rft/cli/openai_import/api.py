@@ -1,7 +1,7 @@
-"""A job read through OpenAI's API, with the user's own key. Every answer is bounded, and every failure has a remedy.
+"""Source of a job in OpenAI's API, read with the user's own key. All responses are limited in size.
 
-429, 5xx and lost connections are tried again, as long as `Retry-After` asks or a little longer each time. The key is
-sent to the base URL only (redirects are not followed), and no message shows it.
+Requests are retried after 429, 5xx and lost connections: after the time in `Retry-After`, or else with exponential
+backoff. The key is sent only to the base URL (redirects are not followed), and no message contains it.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ L = TypeVar("L", bound=Listed)
 
 
 class Refused(UserError):
-    """The API refused a request; the same request would be refused again. `details` have its `status`."""
+    """Permanent error: the API refused a request. `details` contains the HTTP `status`."""
 
 
 class NoAnswer(RftError):
-    """The API is unreachable, failed or is rate limiting, also after retries: the import may succeed later."""
+    """Temporary error: the API is unreachable, failed or is rate limiting."""
 
     def __init__(self, message: str, after_s: float | None = None, **details: Any) -> None:
-        """Keeps how long the API asked to wait."""
+        """Create the error; `after_s` is the delay that the API requested."""
         super().__init__(message, **details)
         self.after_s = after_s
 
 
 class ApiSource:
-    """A job of an account at OpenAI, or at a server with the same API."""
+    """Source of a job in an account at OpenAI, or at a server with the same API."""
 
     is_export = False
 
@@ -66,7 +66,7 @@ class ApiSource:
         max_file_bytes: int = MAX_FILE_BYTES,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Takes a client from `client_of`; `tell` gets why and how long it waits before a further attempt."""
+        """Create the source with a client from `client_of`; `tell` receives the reason and length of each delay."""
         self._max_file_bytes = max_file_bytes
         self._client = client
         self._key = key
@@ -77,19 +77,19 @@ class ApiSource:
         self._where = safe_url(str(client.base_url))
 
     def job(self) -> WireJob:
-        """The job."""
+        """Return the job."""
         return parsed(WireJob, self._json(self._path), f"the answer for {self._job_id}")
 
     def events(self) -> list[WireEvent]:
-        """The last events, newest first."""
+        """Return the last events, newest first."""
         return self._list(WirePage[WireEvent], "events", MAX_EVENTS)
 
     def checkpoints(self) -> list[WireCheckpoint]:
-        """The checkpoints."""
+        """Return the checkpoints."""
         return self._list(WirePage[WireCheckpoint], "checkpoints", MAX_CHECKPOINTS)
 
     def rows(self, field: str, file_id: str, scratch: Path) -> Path | None:
-        """The file, downloaded into `scratch`; None if the API has it no more."""
+        """Download the file into `scratch` and return its path; None if the API no longer has the file."""
         path = scratch / f"{field}.download"
         try:
             with path.open("wb") as file:
@@ -100,16 +100,16 @@ class ApiSource:
             raise
         return path
 
-    def _list(self, page_of: type[WirePage[L]], name: str, most: int) -> list[L]:
+    def _list(self, page_type: type[WirePage[L]], name: str, limit: int) -> list[L]:
         found: list[L] = []
         after: dict[str, str] = {}
-        while len(found) < most:
-            page = parsed(page_of, self._json(f"{self._path}/{name}", {"limit": PAGE, **after}), f"the job's {name}")
+        while len(found) < limit:
+            page = parsed(page_type, self._json(f"{self._path}/{name}", {"limit": PAGE, **after}), f"the job's {name}")
             found += page.data
             if not page.has_more or not page.data:
                 break
             after = {"after": page.data[-1].id}
-        return found[:most]
+        return found[:limit]
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -118,8 +118,8 @@ class ApiSource:
         self._fetch(path, params or {}, body, MAX_BODY_BYTES)
         return body.getvalue()
 
-    def _fetch(self, path: str, params: Mapping[str, str | int], out: BinaryIO, most: int) -> None:
-        """Write the body of a successful answer to `out`, after as many attempts as it takes."""
+    def _fetch(self, path: str, params: Mapping[str, str | int], out: BinaryIO, max_bytes: int) -> None:
+        """Write the body of a successful response to `out`, with up to MAX_ATTEMPTS attempts."""
         retrying = Retrying(
             retry=retry_if_exception_type(NoAnswer),
             stop=stop_after_attempt(MAX_ATTEMPTS),
@@ -128,7 +128,7 @@ class ApiSource:
             before_sleep=self._tell_wait,
         )
         try:
-            retrying(self._attempt, path, params, out, most)
+            retrying(self._attempt, path, params, out, max_bytes)
         except RetryError as error:
             last = error.last_attempt.exception()
             raise NoAnswer(f"{last} ({MAX_ATTEMPTS} attempts); check the base URL, or try again later") from None
@@ -136,15 +136,15 @@ class ApiSource:
     def _tell_wait(self, state: RetryCallState) -> None:
         self._tell(f"{state.outcome and state.outcome.exception()}; next attempt in {state.upcoming_sleep:.1f} s")
 
-    def _attempt(self, path: str, params: Mapping[str, str | int], out: BinaryIO, most: int) -> None:
+    def _attempt(self, path: str, params: Mapping[str, str | int], out: BinaryIO, max_bytes: int) -> None:
         out.seek(0)
         out.truncate()
         with self._answer(path, params) as answer:
-            self._check(answer, path)
+            self._raise_for_status(answer, path)
             for chunk in answer.iter_bytes():
                 out.write(chunk)
-                if out.tell() > most:
-                    raise UserError(f"{path} is larger than {most:,} bytes, the most that is read")
+                if out.tell() > max_bytes:
+                    raise UserError(f"{path} is larger than the limit of {max_bytes:,} bytes")
 
     @contextmanager
     def _answer(self, path: str, params: Mapping[str, str | int]) -> Iterator[httpx.Response]:
@@ -154,19 +154,19 @@ class ApiSource:
         except Unreachable as error:
             raise NoAnswer(error.why) from None
 
-    def _check(self, answer: httpx.Response, path: str) -> None:
-        """Raise what an answer without success means."""
+    def _raise_for_status(self, answer: httpx.Response, path: str) -> None:
+        """Raise the error for an unsuccessful response."""
         if answer.is_success:
             return
-        said = f"{status_text(answer.status_code)}{self._words(answer)}"
+        reason = f"{status_text(answer.status_code)}{self._error_text(answer)}"
         if answer.status_code == httpx.codes.TOO_MANY_REQUESTS or answer.is_server_error:
             header = answer.headers.get("Retry-After")
             after_s = None if header is None else retry_after_s(header, time.time())
-            raise NoAnswer(f"GET {path} failed: {said}", after_s)
-        raise Refused(f"GET {path} was refused: {said}; {self._remedy(answer)}", status=answer.status_code)
+            raise NoAnswer(f"GET {path} failed: {reason}", after_s)
+        raise Refused(f"GET {path} was refused: {reason}; {self._hint(answer)}", status=answer.status_code)
 
-    def _words(self, answer: httpx.Response) -> str:
-        """What the API says about a failure, as one line without the key."""
+    def _error_text(self, answer: httpx.Response) -> str:
+        """Return the API's error message on one line, without the key; empty if the response has no message."""
         body = bytearray()
         for chunk in answer.iter_bytes():
             body += chunk
@@ -178,28 +178,30 @@ class ApiSource:
             return ""
         return f" ({cut(one_line(scrub(text, [self._key])), EXCERPT_CHARS)})"
 
-    def _remedy(self, answer: httpx.Response) -> str:
+    def _hint(self, answer: httpx.Response) -> str:
         match answer.status_code:
             case httpx.codes.UNAUTHORIZED:
-                return f"set OPENAI_API_KEY to a key that {self._where} knows"
+                return f"set OPENAI_API_KEY to a key that {self._where} accepts"
             case httpx.codes.FORBIDDEN:
                 return "use a key of the job's project that may read fine-tuning jobs and files, or an export (--from)"
             case httpx.codes.NOT_FOUND:
-                return "check the job's id, and that the key (or OPENAI_PROJECT_ID) is of the job's project"
+                return "check the job's id, and that the key (or OPENAI_PROJECT_ID) belongs to the job's project"
         if answer.is_redirect:
-            return "give the final base URL with --base-url: redirects are not followed, since they would get the key"
-        return "or import an export of the job (--from), with your own copy of its rows (--training-file)"
+            return "give the final base URL with --base-url: redirects are not followed, to protect the key"
+        return "import an export of the job instead (--from), with your own copy of its rows (--training-file)"
 
 
 def client_of(base_url: str | None, environment: Mapping[str, str]) -> tuple[httpx.Client, str]:
-    """A client as OpenAI's SDK would make it from the environment, and its key.
+    """Return a client configured by the environment variables of OpenAI's SDK, and its key.
 
     Raises:
-        UserError: There is no key, or it, the URL, an account header or the proxy is not valid.
+        UserError: The key is missing, or the key, the URL, an account header or the proxy is invalid.
     """
     key = variable(environment, "OPENAI_API_KEY")
     if key is None:
-        raise UserError("OPENAI_API_KEY is not set: export OPENAI_API_KEY=... of the account that has the job")
+        raise UserError(
+            "OPENAI_API_KEY is not set: export OPENAI_API_KEY=... with a key of the account that has the job"
+        )
     names = {header: (variable(environment, name), name) for name, header in ACCOUNT_HEADERS.items()}
     headers = {header: Setting(value, name) for header, (value, name) in names.items() if value is not None}
     found = variable(environment, "OPENAI_BASE_URL")
@@ -210,12 +212,12 @@ def client_of(base_url: str | None, environment: Mapping[str, str]) -> tuple[htt
 
 
 def one_line(text: str) -> str:
-    """The text on one line and without control characters, which could change what a terminal shows."""
+    """Return the text on one line, without control characters, which could change what a terminal shows."""
     return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
 
 
 def _wait_s(state: RetryCallState) -> float:
     error = state.outcome and state.outcome.exception()
-    asked = error.after_s if isinstance(error, NoAnswer) else None
-    longer = FIRST_WAIT_S * 2 ** (state.attempt_number - 1)
-    return min(LONGEST_WAIT_S, longer if asked is None else asked) * random.uniform(1, 1.1)
+    requested = error.after_s if isinstance(error, NoAnswer) else None
+    backoff = FIRST_WAIT_S * 2 ** (state.attempt_number - 1)
+    return min(LONGEST_WAIT_S, backoff if requested is None else requested) * random.uniform(1, 1.1)

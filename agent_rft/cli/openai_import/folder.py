@@ -1,4 +1,4 @@
-"""Imports a job into a new folder, which appears when it is complete: an import that fails leaves nothing."""
+"""Import of a job into a new folder, which appears only when it is complete; a failed import leaves nothing."""
 
 from __future__ import annotations
 
@@ -27,12 +27,16 @@ Source = ApiSource | FolderSource
 
 
 def import_job(source: Source, out: Path | None, given: Mapping[str, Path], model: str | None) -> str:
-    """Writes job, rows and what was there into the new folder `out` (default: the job's id), and returns its README.
+    """Write the job, its rows and its record at OpenAI into a new folder, and return the text of its README.
 
-    `given` are files of rows by field that are taken in place of the job's; `model` is the start model to set.
+    Args:
+        source: Source of the job.
+        out: The new folder; None: named by the job's id.
+        given: Files of rows by field, used instead of the job's files.
+        model: The base model to set; None: propose one.
 
     Raises:
-        InvalidJob: Something of the job is not here, or a file is gone.
+        InvalidJob: The job uses a feature that is not supported, or a file is missing.
         UserError: The source refused, or the folder cannot be written.
         RftError: The source does not answer.
     """
@@ -42,27 +46,27 @@ def import_job(source: Source, out: Path | None, given: Mapping[str, Path], mode
     folder = out or Path(job.id)
     with _new_folder(folder) as unfinished:
         known_method(job)
-        rows = _rows(job, source, given, unfinished)
+        rows = _convert_rows(job, source, given, unfinished)
         definition = definition_of(job, rows, model)
         text = read_me(job, definition, rows, shlex.quote(str(folder)))
         about = f"{job.id}, imported from OpenAI's API. See README.md here."
         (unfinished / "job.yaml").write_text(as_yaml(definition.job, about), encoding="utf-8")
-        about = "The operator's configuration: names of models in clients' code, and judges."
+        about = "The operator's configuration: aliases for model names in clients' code, and judges."
         (unfinished / "agent-rft.yaml").write_text(as_yaml(definition.operator, about), encoding="utf-8")
-        there = remembered(job, source.events(), source.checkpoints())
-        (unfinished / "imported.json").write_text(there, encoding="utf-8")
+        record = remembered(job, source.events(), source.checkpoints())
+        (unfinished / "imported.json").write_text(record, encoding="utf-8")
         (unfinished / "README.md").write_text(text, encoding="utf-8")
     return text
 
 
-def _rows(job: WireJob, source: Source, given: Mapping[str, Path], folder: Path) -> dict[str, Converted]:
-    """The job's files of rows, converted into `folder`.
+def _convert_rows(job: WireJob, source: Source, given: Mapping[str, Path], folder: Path) -> dict[str, Converted]:
+    """Convert the job's files of rows into `folder`.
 
     Raises:
-        InvalidJob: A file is gone, or has rows that cannot be trained here.
+        InvalidJob: A file is missing, or has rows that are not supported.
     """
     found: dict[str, Converted] = {}
-    gone: list[Problem] = []
+    missing: list[Problem] = []
     conversations = known_method(job) == "supervised"
     for field, file_id in (("training_file", job.training_file), ("validation_file", job.validation_file)):
         if file_id is None and field not in given:
@@ -73,13 +77,13 @@ def _rows(job: WireJob, source: Source, given: Mapping[str, Path], folder: Path)
             if source.is_export:
                 message = f"{ROWS[field]} is not in the folder"
             remedy = f"give your own copy with --{field.replace('_', '-')} FILE"
-            gone.append(Problem("file_gone", field, message, remedy))
+            missing.append(Problem("file_gone", field, message, remedy))
             continue
         shown = str(given.get(field) or file_id)
         found[field] = convert(path, folder / ROWS[field], field, shown, conversations=conversations)
         if path.parent == folder:
             path.unlink()
-    problems = [*gone, *(problem for one in found.values() for problem in one.problems)]
+    problems = [*missing, *(problem for one in found.values() for problem in one.problems)]
     if problems:
         raise invalid_job(problems)
     return found
@@ -92,7 +96,7 @@ def _check_is_new(folder: Path) -> None:
 
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill, beside `folder`, which gets that name at the end of the block and is removed if it fails."""
+    """Context manager for a temporary folder, which is renamed to `folder` at the end and removed on failure."""
     _check_is_new(folder)
     unfinished = folder.absolute().with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
@@ -105,33 +109,33 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-# -- the files as text -------------------------------------------------------------------------------------------------
+# -- file contents -----------------------------------------------------------------------------------------------------
 
 WIDTH = 120
 REMEMBERED = {"id", "model", "fine_tuned_model", "status", "created_at", "finished_at", "trained_tokens", "metadata"}
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines, such as the source of a grader, as they are read."""
+    """YAML dumper that writes multi-line strings, such as the source of a grader, as literal blocks."""
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     lines = text.split("\n")
     style = '"' if not all(line.isprintable() for line in lines) else "|" if len(lines) > 1 else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Dumper.add_representer(str, _text)
+_Dumper.add_representer(str, _represent_text)
 
 
 def as_yaml(value: Mapping[str, Any], about: str) -> str:
-    """The value as a YAML file that begins with a comment."""
+    """Return the value as a YAML file that begins with a comment."""
     text = yaml.dump(dict(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH)
     return f"# {about}\n{text}"
 
 
 def remembered(job: WireJob, events: Sequence[WireEvent], checkpoints: Sequence[WireCheckpoint]) -> str:
-    """Return the job at OpenAI as JSON, for comparisons: with its checkpoints, their metrics, and its last events."""
+    """Return the job's record at OpenAI as JSON, for comparisons: state, checkpoints with metrics, and last events."""
     steps = sorted(checkpoints, key=lambda checkpoint: checkpoint.step_number)
     value = {
         "job": job.model_dump(mode="json", include=REMEMBERED),
@@ -142,27 +146,27 @@ def remembered(job: WireJob, events: Sequence[WireEvent], checkpoints: Sequence[
 
 
 def read_me(job: WireJob, definition: Definition, rows: Mapping[str, Converted], folder: str) -> str:
-    """Return a page with what was imported, the variables to set, the differences and the next commands."""
+    """Return the README: imported files, variables to set, differences and the next commands."""
     kind = definition.job["method"]["type"]
     counts = ", ".join(f"{ROWS[name]} ({found.num_rows} rows)" for name, found in rows.items())
     lines = [
         f"# {job.id}",
         "",
-        f"A {kind} job of {one_line(job.model)}, now job.yaml, agent-rft.yaml and {counts}.",
-        "imported.json has the metrics of its checkpoints and its last events, to compare with.",
+        f"A {kind} job of {one_line(job.model)}, imported as job.yaml, agent-rft.yaml and {counts}.",
+        "imported.json contains the metrics of its checkpoints and its last events, for comparison.",
     ]
     if definition.variables:
-        lines += ["", "## Set these", "", "```sh"]
+        lines += ["", "## Variables to set", "", "```sh"]
         for name, purpose in definition.variables.items():
             lines.append(f"export {name}='{'$' if name == DOLLAR else '...'}'    # {one_line(purpose)}")
         lines.append("```")
     if definition.notes:
-        lines += ["", "## What differs", "", *(f"- {one_line(note)}" for note in definition.notes)]
-    lines += ["", "## Next", "", "```sh", f"cd {folder}"]
+        lines += ["", "## Differences", "", *(f"- {one_line(note)}" for note in definition.notes)]
+    lines += ["", "## Next steps", "", "```sh", f"cd {folder}"]
     if not Path(definition.job["model"]).is_absolute():
         lines.append(f"hf download {definition.job['model']}")
     lines.append("agent-rft check job.yaml")
-    if kind == "reinforcement":  # there is no eval without a grader
+    if kind == "reinforcement":  # eval requires a grader
         lines.append(
             f"agent-rft eval job.yaml --file {'validation_file' if 'validation_file' in rows else 'training_file'}"
         )

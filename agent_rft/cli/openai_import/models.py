@@ -1,4 +1,4 @@
-"""Open-weights models to take in place of OpenAI's: the table, and which one is proposed.
+"""Open-weights models that can replace OpenAI's: the table, and the choice of a model.
 
 `docs/models.md` shows the same table; a test compares them.
 """
@@ -14,15 +14,15 @@ class OpenModel:
     """A model with open weights."""
 
     name: str
-    """Its name at Hugging Face."""
+    """Name at Hugging Face."""
     billions: float
     """Parameters in billions."""
     context: int
-    """Most tokens of a conversation: `max_position_embeddings` of its `config.json`."""
+    """Maximum tokens of a conversation: `max_position_embeddings` in its `config.json`."""
     tool_parser: str | None
-    """The format in which it writes tool calls, by the name of vLLM's parser; None: it calls no tools."""
+    """Name of vLLM's parser for its tool calls; None: the model does not support tools."""
     licence: str
-    """The licence of its weights."""
+    """License of its weights."""
 
 
 OPEN_MODELS = (
@@ -33,19 +33,19 @@ OPEN_MODELS = (
     OpenModel("Qwen/Qwen3-14B", 14.8, 40_960, "hermes", "Apache-2.0"),
     OpenModel("Qwen/Qwen3-32B", 32.8, 40_960, "hermes", "Apache-2.0"),
 )
-"""From small to large."""
+"""Models to choose from, smallest first."""
 LEAST_BILLIONS = {"nano": 1.0, "mini": 4.0}
-"""Parameters to propose for an OpenAI model whose name has this word. OpenAI publishes no sizes, so this is a guess."""
+"""Minimum size to propose for an OpenAI model whose name has this word: a guess, since OpenAI publishes no sizes."""
 LEAST_BILLIONS_ELSE = 8.0
 
 
 def propose(model: str, context: int, *, tools: bool) -> OpenModel:
-    """The smallest model of the size proposed for OpenAI's `model` that has room for `context` tokens and the `tools`.
+    """Return the smallest model of the size proposed for OpenAI's `model`, with a context of at least `context` tokens.
 
-    If none has all of it, the one with the longest context.
+    If `tools` is true, the model must support tools. If no model fits, return the one with the longest context.
     """
     words = re.split(r"[^a-z0-9]+", model.lower())
-    least = next((size for word, size in LEAST_BILLIONS.items() if word in words), LEAST_BILLIONS_ELSE)
+    min_billions = next((size for word, size in LEAST_BILLIONS.items() if word in words), LEAST_BILLIONS_ELSE)
     able = [found for found in OPEN_MODELS if found.tool_parser is not None or not tools]
-    fitting = [found for found in able if found.billions >= least and found.context >= context]
-    return fitting[0] if fitting else max(able, key=lambda found: (found.context, -abs(found.billions - least)))
+    fitting = [found for found in able if found.billions >= min_billions and found.context >= context]
+    return fitting[0] if fitting else max(able, key=lambda found: (found.context, -abs(found.billions - min_billions)))

@@ -1,7 +1,7 @@
-"""Rows of OpenAI's chat format, line by line, into rows of ours: one line in memory at a time.
+"""Conversion of rows from OpenAI's chat format, with one line in memory at a time.
 
-Texts in parts become one text. What cannot be trained here (images, audio, files, functions of the older form) is
-reported with its line; nothing is left out.
+Messages with several text parts become one string. Unsupported content (images, audio, files, legacy functions) is
+reported with its line; no row is skipped silently.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from agent_rft.rows.rows import parse_row, row_mistake
 
 MAX_LINE_BYTES = 32 << 20
 MAX_PROBLEMS = 1_000
-"""Problems after which the rest of a file is not read."""
+"""Number of problems after which the rest of a file is not read."""
 TEXT_PARTS = ("text", "input_text", "output_text")
-REMEDY = "correct this in a copy of the file, and give that with --{option}"
+REMEDY = "correct this in a copy of the file, and give the copy with --{option}"
 
 
 @dataclass(slots=True)
 class Converted:
-    """What was found in a file of rows."""
+    """Counts and problems of a converted file of rows."""
 
     num_rows: int = 0
     num_joined: int = 0
-    """Rows whose texts were in parts."""
+    """Rows in which text parts were joined."""
     num_unweighted: int = 0
-    """Rows with an assistant's message of weight 0."""
+    """Rows with an assistant message of weight 0."""
     longest_bytes: int = 0
     has_tools: bool = False
     problems: list[Problem] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Converted:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The job's field, the file and the line of a row."""
+    """Location of a row: the job's field, the file and the line."""
 
     field: str
     file: str
@@ -45,9 +45,14 @@ class Place:
 
 
 def convert(source: Path, target: Path, name: str, shown: str, *, conversations: bool) -> Converted:
-    """Writes the rows of `source`, which is the job's file `name`, to `target`.
+    """Convert the rows of `source` and write them to `target`.
 
-    `shown` names `source` in messages. `conversations`: the rows are those of a supervised job.
+    Args:
+        source: File in OpenAI's format.
+        target: File to write.
+        name: The job's field for the file, such as training_file.
+        shown: Name of `source` in messages.
+        conversations: Whether the rows belong to a supervised job.
 
     Raises:
         UserError: A file cannot be read or written.
@@ -60,7 +65,7 @@ def convert(source: Path, target: Path, name: str, shown: str, *, conversations:
                 number += 1
                 if len(line) > MAX_LINE_BYTES:
                     _skip_line(rows, line)
-                text = _converted(line, Place(name, shown, number), found, conversations=conversations)
+                text = _convert_line(line, Place(name, shown, number), found, conversations=conversations)
                 if text is not None:
                     out.write(text + "\n")
     except OSError as error:
@@ -77,8 +82,8 @@ def _skip_line(rows: BinaryIO, line: bytes) -> None:
         line = rows.readline(MAX_LINE_BYTES)
 
 
-def _converted(line: bytes, at: Place, found: Converted, *, conversations: bool) -> str | None:
-    """The row as a line of ours; None if it is empty or has a problem."""
+def _convert_line(line: bytes, at: Place, found: Converted, *, conversations: bool) -> str | None:
+    """Return the converted row as a line; None if the line is empty or has a problem."""
 
     def problem(code: str, message: str, remedy: str) -> None:
         found.problems.append(Problem(code, at.field, message, remedy, at.file, at.line))
@@ -97,11 +102,11 @@ def _converted(line: bytes, at: Place, found: Converted, *, conversations: bool)
         problem("broken_json", why, remedy)
         return None
     is_changed = _join_texts(row)
-    if (unsupported := _unsupported(row)) is not None:
+    if (unsupported := _find_unsupported(row)) is not None:
         problem("unsupported_row", unsupported, remedy)
         return None
-    if (mistake := row_mistake(row, conversations)) is not None:
-        problem("invalid_row", mistake[0], f"{mistake[1]}; {remedy}")
+    if (row_problem := row_mistake(row, conversations)) is not None:
+        problem("invalid_row", row_problem[0], f"{row_problem[1]}; {remedy}")
         return None
     found.num_rows += 1
     found.num_joined += is_changed
@@ -117,7 +122,7 @@ def _messages(row: Any) -> list[Any]:
 
 
 def _join_texts(row: Any) -> bool:
-    """Make each content that consists of text parts one text; whether there was one."""
+    """Join the text parts of each message into one string. Return whether a message was changed."""
     changed = False
     for message in _messages(row):
         content = message.get("content")
@@ -131,16 +136,16 @@ def _is_text(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str)
 
 
-def _unsupported(row: Any) -> str | None:
-    """What in the row has no counterpart here, or None."""
+def _find_unsupported(row: Any) -> str | None:
+    """Return a description of unsupported content in the row; None if all of it is supported."""
     for i, message in enumerate(_messages(row)):
         content = message.get("content")
         for j, part in enumerate(content if isinstance(content, list) else []):
             if not _is_text(part):
                 kind = part.get("type") if isinstance(part, dict) else None
-                return f"messages[{i}].content[{j}] is {str(kind)[:40]!r}: only text can be trained here"
+                return f"messages[{i}].content[{j}] is {str(kind)[:40]!r}; only text is supported"
         if message.get("function_call"):
-            return f"messages[{i}].function_call is the older form of tool_calls, which is not here"
+            return f"messages[{i}].function_call is the legacy format of tool_calls, which is not supported"
     if isinstance(row, dict) and row.get("functions"):
-        return "functions is the older form of tools, which is not here"
+        return "functions is the legacy format of tools, which is not supported"
     return None

@@ -1,7 +1,7 @@
-"""Where a job comes from: OpenAI's API (`agent_rft.cli.openai_import.api`), or a folder with what a client has saved.
+"""Export folder of a job that a client saved, and limits shared with `agent_rft.cli.openai_import.api`.
 
-The folder has `job.json` and `train.jsonl`, and perhaps `validation.jsonl`, `events.jsonl` and `checkpoints.jsonl`, one
-object a line: the text of `model_dump_json()` of what the SDK returns.
+The folder contains `job.json` and `train.jsonl`, and optionally `validation.jsonl`, `events.jsonl` and
+`checkpoints.jsonl`. Job, events and checkpoints are the SDK's objects, saved with `model_dump_json()`, one per line.
 """
 
 from __future__ import annotations
@@ -18,56 +18,56 @@ from agent_rft.spec.reader import field_name
 
 M = TypeVar("M", bound=BaseModel)
 MAX_BODY_BYTES = 32 << 20
-"""Longest JSON text that is read: a job with its graders, or a page of events."""
+"""Maximum size of a JSON text: a job with its graders, or a page of events."""
 MAX_FILE_BYTES = 1 << 30
-"""Largest file of rows; OpenAI's limit is 512 MB."""
+"""Maximum size of a file of rows; OpenAI's limit is 512 MB."""
 MAX_EVENTS, MAX_CHECKPOINTS = 500, 500
 
 
 class FolderSource:
-    """A folder with an export."""
+    """Source of a job in an export folder."""
 
     is_export = True
 
     def __init__(self, folder: Path) -> None:
-        """Takes the folder; it is read later."""
+        """Create the source. The folder is read later."""
         self._folder = folder
 
     def job(self) -> WireJob:
-        """The job in `job.json`."""
+        """Return the job in `job.json`."""
         path = self._folder / "job.json"
-        return parsed(WireJob, _text(path), str(path))
+        return parsed(WireJob, _read_text(path), str(path))
 
     def events(self) -> list[WireEvent]:
-        """The events in `events.jsonl`; none if there is no such file."""
-        return self._lines(WireEvent, "events.jsonl", MAX_EVENTS)
+        """Return the events in `events.jsonl`; empty if the file does not exist."""
+        return self._parse_lines(WireEvent, "events.jsonl", MAX_EVENTS)
 
     def checkpoints(self) -> list[WireCheckpoint]:
-        """The checkpoints in `checkpoints.jsonl`; none if there is no such file."""
-        return self._lines(WireCheckpoint, "checkpoints.jsonl", MAX_CHECKPOINTS)
+        """Return the checkpoints in `checkpoints.jsonl`; empty if the file does not exist."""
+        return self._parse_lines(WireCheckpoint, "checkpoints.jsonl", MAX_CHECKPOINTS)
 
     def rows(self, field: str, file_id: str, scratch: Path) -> Path | None:
-        """The file of rows, where it is."""
+        """Return the path of the file of rows; None if it does not exist."""
         path = self._folder / ROWS[field]
         return path if path.is_file() else None
 
-    def _lines(self, model: type[M], name: str, most: int) -> list[M]:
+    def _parse_lines(self, model: type[M], name: str, limit: int) -> list[M]:
         path = self._folder / name
         if not path.exists():
             return []
-        lines = [line for line in _text(path).splitlines() if line.strip()][:most]
+        lines = [line for line in _read_text(path).splitlines() if line.strip()][:limit]
         return [parsed(model, line, f"{path}, entry {i}") for i, line in enumerate(lines, start=1)]
 
 
 ROWS = {"training_file": "train.jsonl", "validation_file": "validation.jsonl"}
-"""The name of each file of rows, in an export and in the folder that is written."""
+"""File name of each file of rows, in an export and in the new folder."""
 
 
 def parsed(model: type[M], text: str | bytes, what: str) -> M:
-    """The object in a JSON text; `what` names the text in messages.
+    """Return the object in a JSON text; `what` names the text in messages.
 
     Raises:
-        UserError: It is not such an object.
+        UserError: The text does not match the model.
     """
     try:
         return model.model_validate_json(text)
@@ -75,9 +75,9 @@ def parsed(model: type[M], text: str | bytes, what: str) -> M:
         first = error.errors(include_url=False, include_input=False)[0]
         field = field_name(first["loc"])
         place = f"{field}: " if field else ""
-        remedy = "save what the SDK returns with model_dump_json(), or check the base URL"
-        raise UserError(f"{what} is not what OpenAI's API gives: {place}{first['msg']}; {remedy}") from None
+        hint = "save the SDK's object with model_dump_json(), or check the base URL"
+        raise UserError(f"{what} does not match OpenAI's API: {place}{first['msg']}; {hint}") from None
 
 
-def _text(path: Path) -> bytes:
+def _read_text(path: Path) -> bytes:
     return read_bounded(path, MAX_BODY_BYTES, f"save only the last {MAX_EVENTS} entries")

@@ -1,7 +1,7 @@
-"""What is read of OpenAI's fine-tuning API: a job, its events and its checkpoints; unknown keys are ignored.
+"""Objects of OpenAI's fine-tuning API: a job, its events and its checkpoints. Unknown keys are ignored.
 
-`method` stays as it is: `agent_rft.cli.openai_import.definition` turns it into ours, and the reader of job files
-validates that.
+`method` is not parsed here: `agent_rft.cli.openai_import.definition` converts it, and the reader of job files validates
+the result.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ JOB_ID = r"ftjob-[A-Za-z0-9_-]{1,100}"
 
 
 class Wire(BaseModel):
-    """Base class of what is read."""
+    """Base class of the API's objects."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class WireError(Wire):
-    """Why a job failed."""
+    """Error of a failed job."""
 
     code: str | None = None
     message: str | None = None
@@ -29,7 +29,7 @@ class WireError(Wire):
 
 
 class WireJob(Wire):
-    """A fine-tuning job, as `client.fine_tuning.jobs.retrieve(id)` gives it."""
+    """Fine-tuning job, as returned by `client.fine_tuning.jobs.retrieve(id)`."""
 
     id: Annotated[str, Field(pattern=f"^{JOB_ID}$")]
     model: str
@@ -38,7 +38,7 @@ class WireJob(Wire):
     validation_file: str | None = None
     method: dict[str, Any] | None = None
     hyperparameters: dict[str, Any] | None = None
-    """Those of a supervised job; the older API has them here only."""
+    """Hyperparameters of a supervised job; older API versions have them only here."""
     seed: int | None = None
     user_provided_suffix: str | None = None
     fine_tuned_model: str | None = None
@@ -51,13 +51,13 @@ class WireJob(Wire):
 
 
 class Listed(Wire):
-    """An entry of a list."""
+    """Entry of a list."""
 
     id: str
 
 
 class WireEvent(Listed):
-    """What happened in a job; `data` of a metrics event has the numbers of one step."""
+    """Event of a job; `data` of a metrics event has the numbers of one step."""
 
     created_at: int
     level: str
@@ -67,7 +67,7 @@ class WireEvent(Listed):
 
 
 class WireCheckpoint(Listed):
-    """A saved state of a job's model."""
+    """Checkpoint of a job's model."""
 
     created_at: int
     step_number: int
@@ -76,7 +76,7 @@ class WireCheckpoint(Listed):
 
 
 class WirePage(Wire, Generic[L]):
-    """A part of a list."""
+    """Page of a list."""
 
     data: list[L]
     has_more: bool = False

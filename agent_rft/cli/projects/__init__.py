@@ -1,7 +1,7 @@
-"""What `agent-rft init` writes: a project from the user's functions, API or examples, or a copy of an example.
+"""Projects that `agent-rft init` writes: from the user's functions, API or examples, or copied from an example.
 
-No function of the user is called here, and a project that cannot be written completely is not written.
+No function of the user is called here, and a project is written completely or not at all.
 """
 
 PORT = 8700
-"""The port of a project's server if the user names no other."""
+"""Default port of a project's server."""

@@ -1,6 +1,6 @@
-"""A project that is copied from an example: a job, its rows and its server, which are then the user's own.
+"""Projects copied from an example: a job, its rows and its server, which the user can then change.
 
-The examples' folders are in this package: links in a checkout, copies in a wheel. They are read, never imported.
+The example folders are in this package: links in a checkout, copies in a wheel. They are read, never imported.
 """
 
 from __future__ import annotations
@@ -20,11 +20,16 @@ LEDGER_MODULES = ("__init__", "app", "latency", "questions", "server", "tools", 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What a project is made of: `files` are paths in the example's folder by those in the project, folders included.
+    """Content of a project that is copied from an example.
 
-    In copied Python files, `package` becomes `renamed`. `server` has Python's arguments that run the server, which
-    listens at `ports`; `first` are commands to run before the job is checked, and `evaluated` is the file whose rows
-    `agent-rft eval` grades.
+    Attributes:
+        server: Python's arguments that start the server.
+        ports: Ports on which the server listens.
+        files: Files and folders in the example's folder, mapped to their paths in the project.
+        package: Package name in the example's Python files, which `renamed` replaces.
+        renamed: Package name in the project's Python files.
+        first: Commands to run before the job is checked.
+        evaluated: The job's file whose rows `agent-rft eval` grades.
     """
 
     server: str
@@ -52,28 +57,28 @@ PROJECTS = {
         "examples.endpoint.",
         "",
         (("hf", "download Qwen/Qwen3-0.6B"),),
-        "training_file",  # its only one
+        "training_file",  # the example's only file of rows
     ),
 }
 
 
 def write_project(folder: Path, example: str, serves: bool = False) -> str:
-    """Write the project and return the next steps, as lines that can be copied.
+    """Write the project and return the next steps, with commands to copy.
 
-    With `serves`, it is prepared for jobs of `agent-rft serve`.
+    With `serves`, jobs of `agent-rft serve` may call the project's server.
 
     Raises:
-        UserError: the folder is not empty, or cannot be written.
+        UserError: The folder is not empty, or cannot be written.
     """
     project = PROJECTS[example]
-    write_files(folder, _contents(project, EXAMPLES / example) | settings(project.ports, serves))
+    write_files(folder, _build_contents(project, EXAMPLES / example) | settings(project.ports, serves))
     return _next_steps(folder, project)
 
 
-def _contents(project: Example, root: Path) -> dict[Path, bytes]:
-    """The content of each file by its path in the project."""
+def _build_contents(project: Example, root: Path) -> dict[Path, bytes]:
+    """Return the content of each file by its path in the project."""
     found: dict[Path, bytes] = {}
-    for source, target in _copies(project, root):
+    for source, target in _list_copies(project, root):
         content = source.read_bytes()
         if source.suffix == ".py":
             content = content.replace(project.package.encode(), project.renamed.encode())
@@ -83,7 +88,7 @@ def _contents(project: Example, root: Path) -> dict[Path, bytes]:
     return found
 
 
-def _copies(project: Example, root: Path) -> Iterator[tuple[Path, Path]]:
+def _list_copies(project: Example, root: Path) -> Iterator[tuple[Path, Path]]:
     for name, target in project.files.items():
         source = root / name
         if not source.is_dir():
@@ -96,7 +101,7 @@ def _copies(project: Example, root: Path) -> Iterator[tuple[Path, Path]]:
 def _next_steps(folder: Path, project: Example) -> str:
     enter, agent_rft = f"cd {shlex.quote(str(folder))}", command("agent-rft")
     lines = [
-        f"{folder} has a job, its rows and the server of its tools and grader; see README.md there. Start the server:",
+        f"{folder} contains a job, its rows and a server with its tools and grader; see README.md. Start the server:",
         "",
         f"  {enter} && {command('python')} {project.server}",
         "",
@@ -106,6 +111,6 @@ def _next_steps(folder: Path, project: Example) -> str:
         *(f"  {command(name)} {arguments}" for name, arguments in project.first),
         f"  {agent_rft} check job.yaml",
         f"  {agent_rft} train job.yaml",
-        f"  {agent_rft} eval job.yaml --file {project.evaluated}    # with --model CHECKPOINT: what was trained",
+        f"  {agent_rft} eval job.yaml --file {project.evaluated}    # add --model CHECKPOINT for the trained model",
     ]
     return "\n".join(lines)

@@ -1,6 +1,6 @@
-"""A CSV file of examples: a question and its reference answer a line, and columns of the user's own.
+"""CSV file of examples: each line has a question, its reference answer, and other columns of the user's choice.
 
-The first line names the columns. Delimiter and byte order mark are found; nothing is guessed from values.
+The first line names the columns. Delimiter and byte order mark are detected; nothing is guessed from values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_FIELD_CHARS = 1_000_000
 DELIMITERS = (",", ";", "\t", "|")
 QUESTION = ("question", "prompt", "query", "input", "task", "instruction", "user")
 REFERENCE_ANSWER = "reference_answer"
-"""The key of the answer in rows, and the column that is looked for first."""
+"""Key of the answer in rows, and the preferred name of its column."""
 ANSWER = (REFERENCE_ANSWER, "answer", "expected", "expected_answer", "reference", "output", "target", "label")
 RESERVED = ("messages", "tools")
 CODE = "unfit_example"
@@ -30,7 +30,7 @@ CODE = "unfit_example"
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A line: `own` are the values of the other columns."""
+    """Example of one line; `own` has the values of the other columns."""
 
     question: str
     answer: str
@@ -39,75 +39,75 @@ class Example:
 
 @dataclass(slots=True)
 class Examples:
-    """What was read, and which columns were taken for what."""
+    """Examples of a file, with the names of the columns for question, answer and extra fields."""
 
     question: str
     answer: str
     own: tuple[str, ...]
     rows: list[Example] = field(default_factory=list)
     num_repeated: int = 0
-    """Lines that were left out because question and answer were there already."""
+    """Lines that were omitted because they repeat a question and its answer."""
 
 
 def read_examples(path: Path) -> Examples:
-    """The examples of a CSV file.
+    """Return the examples of a CSV file.
 
     Raises:
         UserError: The file cannot be read.
-        InvalidJob: Its columns or lines are not what is needed.
+        InvalidJob: Columns or lines are invalid.
     """
-    lines = _lines(_text(path), path)
+    lines = _read_records(_read_text(path), path)
     try:
         header = [name.strip() for name in next(lines)[1]]
     except StopIteration:
         raise UserError(
-            f"{path} is empty: the first line names the columns, such as question,reference_answer"
+            f"{path} is empty: name the columns in the first line, such as question,reference_answer"
         ) from None
-    found = _columns(header, path)
+    found = _parse_header(header, path)
     problems: list[Problem] = []
     first: dict[str, tuple[int, str]] = {}
     for line, values in lines:
         if len(found.rows) >= MAX_EXAMPLES:
             raise UserError(
-                f"{path}:{line}: more than {MAX_EXAMPLES:,} examples, the most that a job takes; take a part"
+                f"{path}:{line}: the file has more than {MAX_EXAMPLES:,} examples, the limit of a job; use part of it"
             )
-        problem = _add(found, dict(zip(header, values, strict=False)), len(values), line, path, first)
+        problem = _add_example(found, dict(zip(header, values, strict=False)), len(values), line, path, first)
         if problem is not None:
             problems.append(problem)
             if len(problems) > MAX_PROBLEMS:
                 break
-    refuse(f"{path} has lines that cannot be rows", problems)
+    refuse(f"{path} has lines that cannot become rows", problems)
     if not found.rows:
         raise UserError(f"{path} has columns but no examples: add a line for each question")
     return found
 
 
 def normal(question: str) -> str:
-    """The question as it is compared: the same but for case and spaces."""
+    """Return the question without differences in case and white space, for comparisons."""
     return " ".join(question.casefold().split())
 
 
-def _add(
+def _add_example(
     found: Examples, values: dict[str, str], num_values: int, line: int, path: Path, first: dict[str, tuple[int, str]]
 ) -> Problem | None:
-    """Add the example of a line, or say why not. `first` has line and answer by question."""
+    """Add the example of a line, or return its problem. `first` has the first line and answer of each question."""
 
-    def wrong(column: str, message: str, remedy: str) -> Problem:
+    def make_problem(column: str, message: str, remedy: str) -> Problem:
         return Problem(CODE, column, message, remedy, str(path), line)
 
     num_columns = 2 + len(found.own)
     if num_values != num_columns:
         remedy = "put values that contain the delimiter, a quote or a line break into double quotes"
-        return wrong("line", f"has {num_values} values, and the first line {num_columns} columns", remedy)
+        return make_problem("line", f"has {num_values} values, but the first line names {num_columns} columns", remedy)
     question, answer = values[found.question].strip(), values[found.answer].strip()
     for column, value in ((found.question, question), (found.answer, answer)):
         if not value:
-            return wrong(column, "is empty", "give a value, or remove the line")
+            return make_problem(column, "is empty", "give a value, or remove the line")
     if (key := normal(question)) in first:
         before, same = first[key]
         if same != answer:
             message = f"the same question has another answer at line {before}"
-            return wrong(found.answer, message, "keep the right one: no answer could satisfy both")
+            return make_problem(found.answer, message, "keep the correct one: no answer can satisfy both")
         found.num_repeated += 1
         return None
     first[key] = line, answer
@@ -115,22 +115,22 @@ def _add(
     return None
 
 
-def _text(path: Path) -> str:
-    content = read_bounded(path, MAX_BYTES, "take a part of it, or write rows yourself")
+def _read_text(path: Path) -> str:
+    content = read_bounded(path, MAX_BYTES, "use part of it, or write the rows yourself")
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise UserError(f"{path} is UTF-16: save it as UTF-8 (in a spreadsheet: CSV UTF-8)")
     return as_text(content, str(path), "save it as UTF-8 (in a spreadsheet: CSV UTF-8)")
 
 
-def _delimiter(text: str) -> str:
-    """The delimiter that the first line has most of."""
+def _detect_delimiter(text: str) -> str:
+    """Return the most frequent delimiter in the first line."""
     header = text.lstrip("\r\n").split("\n", 1)[0]
     return max(DELIMITERS, key=header.count)
 
 
-def _lines(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The line on which each record begins, and its values; empty lines are left out."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text), strict=True)
+def _read_records(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the first line number and the values of each record; empty lines are skipped."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_detect_delimiter(text), strict=True)
     limit, line = csv.field_size_limit(MAX_FIELD_CHARS), 1
     try:
         for values in reader:
@@ -138,17 +138,17 @@ def _lines(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
                 yield line, values
             line = reader.line_num + 1
     except csv.Error as error:
-        remedy = "a quote inside a quoted value is written twice, and each opening quote needs a closing one"
+        remedy = "write a quote inside a quoted value twice, and close each quoted value"
         raise UserError(f"{path}:{line} is not CSV: {error}; {remedy}") from None
     finally:
         csv.field_size_limit(limit)
 
 
-def _columns(header: list[str], path: Path) -> Examples:
-    """Which column is what.
+def _parse_header(header: list[str], path: Path) -> Examples:
+    """Return empty examples with the columns for question, answer and extra fields.
 
     Raises:
-        InvalidJob: A column is missing, unnamed, or there twice.
+        InvalidJob: A column is missing, unnamed or duplicated.
     """
 
     def refuse_column(column: str, message: str, remedy: str) -> None:
@@ -157,14 +157,14 @@ def _columns(header: list[str], path: Path) -> Examples:
     shown = ", ".join(repr(name[:40]) for name in header[:10])
     if len(header) == 1:
         remedy = "name two columns in the first line, separated by a comma, such as question,reference_answer"
-        refuse_column("columns", f"there is only one: {shown}", remedy)
+        refuse_column("columns", f"the file has only one column: {shown}", remedy)
     if len(header) > MAX_COLUMNS:
-        refuse_column("columns", f"there are {len(header)}", f"keep at most {MAX_COLUMNS}")
+        refuse_column("columns", f"the file has {len(header)} columns", f"keep at most {MAX_COLUMNS}")
     for i, name in enumerate(header):
         if not name:
             refuse_column("columns", f"column {i + 1} has no name", "name it in the first line")
         if name in header[:i]:
-            refuse_column(name, "is the name of two columns", "give each column a name of its own")
+            refuse_column(name, "is the name of two columns", "give each column a different name")
         if name in RESERVED:
             refuse_column(name, "is a key of rows that init writes itself", "rename the column")
     lower = {name.lower().replace(" ", "_"): name for name in reversed(header)}
@@ -173,11 +173,11 @@ def _columns(header: list[str], path: Path) -> Examples:
         column = next((lower[name] for name in names if name in lower), None)
         if column is None:
             others = ", ".join(name for name in names if name != key)
-            message = f"no column has this name (or {others}); there are {shown}"
-            refuse_column(key, message, "rename a column in the first line, which must hold names and no values")
+            message = f"no column has this name (or {others}); the columns are {shown}"
+            refuse_column(key, message, "rename a column in the first line, which must contain names, not values")
         taken.append(str(column))
     own = tuple(name for name in header if name not in taken)
     if REFERENCE_ANSWER in own:
-        message = f"is not taken, since the column {taken[1]!r} before it is read as the same name"
-        refuse_column(REFERENCE_ANSWER, message, "remove one of the two, or rename it")
+        message = f"is a duplicate: the column {taken[1]!r} before it has the same meaning"
+        refuse_column(REFERENCE_ANSWER, message, "remove or rename one of the two columns")
     return Examples(taken[0], taken[1], own)

@@ -1,4 +1,4 @@
-"""The folder of a project: written as a whole into a new or empty one, or not at all."""
+"""Folder of a project, which is written completely into a new or empty folder, or not at all."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from agent_rft.errors import UserError
 from agent_rft.spec.operator.config_file import DEFAULT_FILE
 
 SCHEMAS = "schemas"
-"""The folder of the project's JSON schemas, which the first lines of its YAML files name for editors."""
+"""Folder of the project's JSON schemas; the first line of each YAML file names its schema for editors."""
 
 
 def check_is_free(folder: Path) -> None:
-    """Make sure that nothing can be overwritten.
+    """Check that the folder is new or empty, so that nothing is overwritten.
 
     Raises:
-        UserError: There is something.
+        UserError: The folder is not empty, or cannot be read.
     """
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -31,7 +31,7 @@ def check_is_free(folder: Path) -> None:
 
 
 def write_files(folder: Path, contents: Mapping[Path, bytes]) -> None:
-    """Write the content of each file by its path in the folder.
+    """Write each content to its path in the folder.
 
     Raises:
         UserError: The folder is not empty, or cannot be written.
@@ -44,7 +44,7 @@ def write_files(folder: Path, contents: Mapping[Path, bytes]) -> None:
             written.append(folder / target)
             (folder / target).write_bytes(content)
     except BaseException as error:
-        for path in written:  # so that the same command can be given again
+        for path in written:  # so that the same command can be run again
             path.unlink(missing_ok=True)
         for parent in {path.parent for path in written} - {folder}:
             parent.rmdir()
@@ -54,11 +54,11 @@ def write_files(folder: Path, contents: Mapping[Path, bytes]) -> None:
 
 
 def settings(ports: Sequence[int], serves: bool) -> dict[Path, bytes]:
-    """Return the files that a project's YAML files need besides themselves.
+    """Return the JSON schemas for a project's YAML files and, with `serves`, its `agent-rft.yaml`.
 
     Args:
         ports: Ports of the project's server.
-        serves: Whether `agent-rft serve` runs the project's jobs: they may call only what `agent-rft.yaml` names.
+        serves: Whether `agent-rft serve` runs the project's jobs, which may call only what `agent-rft.yaml` allows.
     """
     found = {Path(SCHEMAS, f"{file}.json"): schema_of(file) for file in (("job", "operator") if serves else ("job",))}
     files = {path: (json.dumps(schema, indent=2, ensure_ascii=False) + "\n").encode() for path, schema in found.items()}
@@ -73,6 +73,6 @@ def settings(ports: Sequence[int], serves: bool) -> dict[Path, bytes]:
 
 
 def command(name: str) -> str:
-    """A command of this installation as a shell finds it: by its name alone, or else by its path."""
+    """Return a command of this installation as a shell finds it: by its name, or else by its path."""
     path = str(Path(sys.executable).with_name(name))
     return name if shutil.which(name) == path else shlex.quote(path)

@@ -1,8 +1,7 @@
-"""The public functions of a Python file as tools.
+"""Public functions of a Python file as tools.
 
-The file's text says which there are and what they lack, with lines; nothing runs for that. Their JSON schemas follow
-from their type hints, which exist only once the module is imported: once, in a process of its own, under a deadline
-(`hints`).
+The functions and the lines of their problems are found by parsing the file, without running it. JSON schemas require
+type hints, so the module is imported once, in a separate process with a timeout (`hints`).
 """
 
 from __future__ import annotations
@@ -30,47 +29,47 @@ IMPORT_TIMEOUT_S = 60.0
 MAX_PRINTED_CHARS = 1_000
 CODE = "unfit_function"
 TAKEN = {"server", "grader", "test_grader", "conftest"}
-"""Names of the project's own modules."""
+"""Names of modules that the project itself contains."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """Functions of a file. `name` is the module's, below `root`, the folder from which it is imported."""
+    """Functions of a file. `name` is the name to import the module by; `root` is the folder to import it from."""
 
     root: Path
     name: str
     tools: tuple[Tool, ...]
     undocumented: tuple[str, ...]
-    """The tools without a docstring, which is all that a model reads about a tool."""
+    """Tools without a docstring, about which the model reads only the name and arguments."""
 
 
-def read_module(path: Path, wanted: Sequence[str] = ()) -> Module:
-    """The file's public functions, or those that are wanted.
+def read_module(path: Path, requested: Sequence[str] = ()) -> Module:
+    """Return the public functions of a file, or only the functions named in `requested`.
 
     Raises:
         UserError: The file cannot be read or imported, or has no functions.
-        InvalidJob: Functions cannot be called by a model.
+        InvalidJob: A model cannot call some of the functions.
     """
-    tree = _parsed(path)
-    root, name = _place(path.resolve())
-    found = {function.name: function for function in _public(tree)}
+    tree = _parse(path)
+    root, name = _locate_module(path.resolve())
+    found = {function.name: function for function in _public_functions(tree)}
     if not found:
         remedy = "define the tools at the top level of the file, with names that do not begin with _"
         raise UserError(f"{path} has no public function: {remedy}")
-    names = chosen(list(found), wanted, "function", str(path))
+    names = chosen(list(found), requested, "function", str(path))
     everywhere = [node for node in tree.body if isinstance(node, Function) and node.name in names]
-    refuse(f"{path} has functions that cannot be tools", list(_problems(everywhere, path)))
-    schemas = _schemas(root, name, names, path)
+    refuse(f"{path} has functions that cannot be tools", list(_find_problems(everywhere, path)))
+    schemas = _read_schemas(root, name, names, path)
     tools, problems = [], list[Problem]()
     for function, schema in zip(names, schemas, strict=True):
         line = found[function].lineno
-        parameters, mistake = inlined(schema, schema) if isinstance(schema, dict) else (None, None)
+        parameters, schema_error = inlined(schema, schema) if isinstance(schema, dict) else (None, None)
         if parameters is None:
-            why = mistake.message if mistake is not None else schema
-            remedy = mistake.remedy if mistake is not None else "take types that JSON has, or pydantic can read from it"
-            problems.append(Problem(CODE, function, f"its hints give no JSON schema: {why}", remedy, str(path), line))
+            why = schema_error.message if schema_error is not None else schema
+            remedy = schema_error.remedy if schema_error is not None else "use types that pydantic can read from JSON"
+            problems.append(Problem(CODE, function, f"has no JSON schema: {why}", remedy, str(path), line))
         elif (bad := schema_mistake(parameters)) is not None:
             problems.append(Problem(CODE, f"{function}: {bad.at}", bad.message, bad.remedy, str(path), line))
         else:
@@ -80,25 +79,25 @@ def read_module(path: Path, wanted: Sequence[str] = ()) -> Module:
     return Module(root, name, tuple(tools), undocumented)
 
 
-def _parsed(path: Path) -> ast.Module:
-    source = read_bounded(path, MAX_SOURCE_BYTES, "give the file that defines the tools alone")
+def _parse(path: Path) -> ast.Module:
+    source = read_bounded(path, MAX_SOURCE_BYTES, "give a file that only defines the tools")
     try:
         return ast.parse(source)
     except SyntaxError as error:
-        raise UserError(f"{path}:{error.lineno or 1} is not valid Python {_version()}: {error.msg}") from None
+        raise UserError(f"{path}:{error.lineno or 1} is not valid Python {_python_version()}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise UserError(f"{path} is not valid Python: {error or 'it is nested too deeply'}") from None
 
 
-def _version() -> str:
+def _python_version() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def _place(path: Path) -> tuple[Path, str]:
-    """The folder to import from, and the module's name there; a folder with `__init__.py` is a package.
+def _locate_module(path: Path) -> tuple[Path, str]:
+    """Return the folder to import from and the module's name there; a folder with `__init__.py` is a package.
 
     Raises:
-        UserError: The name cannot be imported.
+        UserError: A module with this name cannot be imported.
     """
     parts, folder = [path.stem], path.parent
     while (folder / "__init__.py").exists() and folder != folder.parent:
@@ -106,16 +105,16 @@ def _place(path: Path) -> tuple[Path, str]:
         folder = folder.parent
     if bad := next((part for part in parts if not part.isidentifier() or keyword.iskeyword(part)), None):
         raise UserError(
-            f"{path.name}: Python cannot import the name {bad!r}; rename it to letters, digits and _, and to no keyword"
+            f"{path.name}: Python cannot import the name {bad!r}; use letters, digits and _, and avoid keywords"
         )
     if parts[0] in TAKEN or parts[0] in sys.stdlib_module_names:
-        whose = "the project has" if parts[0] in TAKEN else "Python itself has"
-        raise UserError(f"{path.name}: {whose} a module {parts[0]!r}, too; rename the file, such as my_{parts[0]}.py")
+        owner = "the project" if parts[0] in TAKEN else "Python"
+        raise UserError(f"{path.name}: {owner} already has a module {parts[0]!r}; rename the file to my_{parts[0]}.py")
     return folder, ".".join(parts)
 
 
-def _public(tree: ast.Module) -> list[Function]:
-    """The functions at the top level that others may use: those in `__all__` if there is one."""
+def _public_functions(tree: ast.Module) -> list[Function]:
+    """Return the top-level functions in `__all__`; without `__all__`, all whose names do not begin with `_`."""
     functions = [node for node in tree.body if isinstance(node, Function)]
     for node in tree.body:
         targets = (
@@ -127,8 +126,8 @@ def _public(tree: ast.Module) -> list[Function]:
     return [function for function in functions if not function.name.startswith("_")]
 
 
-def _problems(functions: Sequence[Function], path: Path) -> Iterator[Problem]:
-    """What of the functions' headers a model could not call."""
+def _find_problems(functions: Sequence[Function], path: Path) -> Iterator[Problem]:
+    """Yield a problem for each part of a function's definition that a model could not call."""
     lines: dict[str, int] = {}
     for function in functions:
         name = function.name
@@ -139,30 +138,28 @@ def _problems(functions: Sequence[Function], path: Path) -> Iterator[Problem]:
         if not NAME.fullmatch(name):
             yield problem(function, name, f"{NAME_RULE}", "rename it, or leave it out with --tool")
         if (text := ast.get_docstring(function) or "") != text.encode(errors="replace").decode():
-            message = "its docstring has half of a surrogate pair, such as \\ud800"
-            yield problem(function, name, message, "write whole characters")
+            message = "its docstring has a lone surrogate, such as \\ud800"
+            yield problem(function, name, message, "write complete characters")
         if name in lines:
-            message = f"is defined at line {lines[name]}, too"
+            message = f"is already defined at line {lines[name]}"
             yield problem(function, name, message, "keep one of them, or rename the other to _" + name)
         lines[name] = function.lineno
         arguments = function.args
         for argument in (arguments.vararg, arguments.kwarg):
             if argument is not None:
                 message = "a schema cannot describe arguments without names"
-                yield problem(
-                    argument, f"{name}(*{argument.arg})", message, "name each one: topic: str, limit: int = 10"
-                )
+                yield problem(argument, f"{name}(*{argument.arg})", message, "name each argument, such as topic: str")
         for argument in arguments.posonlyargs:
-            message = "a model gives arguments by name, and this one has none"
-            yield problem(argument, f"{name}({argument.arg})", message, "remove the / from the header")
+            message = "is positional-only, but a model passes arguments by name"
+            yield problem(argument, f"{name}({argument.arg})", message, "remove the / from the definition")
         for argument in (*arguments.args, *arguments.kwonlyargs):
             if argument.annotation is None:
-                message, remedy = "has no type hint", f"write {argument.arg}: str, or the type that it has"
+                message, remedy = "has no type hint", f"write {argument.arg}: str, or its actual type"
                 yield problem(argument, f"{name}({argument.arg})", message, remedy)
 
 
-def _schemas(root: Path, module: str, names: Sequence[str], path: Path) -> list[dict[str, Any] | str]:
-    """For each function its schema, or why it has none. What the module prints is shown only if the import fails."""
+def _read_schemas(root: Path, module: str, names: Sequence[str], path: Path) -> list[dict[str, Any] | str]:
+    """Return for each function its schema or an error text. The module's output is shown only if the import fails."""
     with tempfile.TemporaryDirectory() as folder, Path(folder, "printed").open("w+b") as printed:
         out = Path(folder, "schemas.json")
         # -P: the script's own folder is not searched for modules.
@@ -172,18 +169,18 @@ def _schemas(root: Path, module: str, names: Sequence[str], path: Path) -> list[
                 command, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT, timeout=IMPORT_TIMEOUT_S
             )
         except subprocess.TimeoutExpired:
-            remedy = "move what it does when it is imported below `if __name__ == '__main__':`"
+            remedy = "move code that runs on import below `if __name__ == '__main__':`"
             raise UserError(f"the import of {path} took longer than {IMPORT_TIMEOUT_S:g} s; {remedy}") from None
         if done.returncode != 0 or not out.exists():
-            said = _end(printed.name)
+            last_line = _read_last_line(printed.name)
             remedy = f"check it with: cd {root} && {Path(sys.executable).name} -c 'import {module}'"
-            raise UserError(f"{path} cannot be imported: {said or f'exit code {done.returncode}'}; {remedy}")
+            raise UserError(f"{path} cannot be imported: {last_line or f'exit code {done.returncode}'}; {remedy}")
         found: list[dict[str, Any] | str] = json.loads(out.read_bytes())
         return found
 
 
-def _end(path: str) -> str:
-    """The last line of what was printed, which is the error."""
+def _read_last_line(path: str) -> str:
+    """Return the last printed line, which is the error."""
     with Path(path).open("rb") as file:
         file.seek(0, 2)
         file.seek(max(0, file.tell() - 4 * MAX_PRINTED_CHARS))

@@ -1,8 +1,8 @@
-"""A program of its own: imports a module and writes the JSON schemas of its functions' arguments, as pydantic has them.
+"""Separate program that imports a module and writes pydantic's JSON schemas of its functions' arguments.
 
     python -P hints.py ROOT MODULE OUT NAME...
 
-OUT gets a list with a schema for each name, or a text that says why it has none. No function is called.
+OUT receives a list with, for each name, a schema or an error text. No function is called.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main(root: str, module: str, out: str, *names: str) -> None:
 
 def _schema(function: Any) -> dict[str, Any] | str:
     if not callable(function):
-        return "the module has no such function once it is imported"
+        return "the imported module has no such function"
     try:
         return TypeAdapter[Any](function).json_schema()
     except (PydanticUserError, NameError, TypeError) as error:

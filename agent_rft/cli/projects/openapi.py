@@ -1,6 +1,6 @@
-"""The operations of an OpenAPI document (3.0 or 3.1) as tools, and how a call of each becomes a request.
+"""Operations of an OpenAPI document (3.0 or 3.1) as tools, with the HTTP request for a call of each tool.
 
-A tool's arguments are the operation's parameters by name, and `body` where it takes a JSON body.
+A tool's arguments are the operation's parameters by name, and `body` if the operation takes a JSON body.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ MAX_URL_CHARS = 2_000
 CODE = "unfit_operation"
 BODY = "body"
 SET_BY_HTTP = {"accept", "content-type", "authorization", "cookie", "host", "content-length"}
-CHOOSE = "or leave the operation out: name those that you want, each with --tool"
+CHOOSE = "or omit the operation: select the others, each with --tool"
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A tool, and its request: the `path` below the API's URL, and where each argument goes."""
+    """Tool with its HTTP request: the `path` is below the API's URL, and `places` are where the arguments go."""
 
     tool: Tool
     method: str
     path: str
     places: Mapping[str, str]
-    """`path`, `query`, `header` or `body` by argument."""
+    """`path`, `query`, `header` or `body`, by argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +48,20 @@ class Api:
     operations: tuple[Operation, ...]
 
 
-class _Unfit(Exception):
-    """An operation that cannot be a tool."""
+class _UnsupportedOperation(Exception):
+    """Error about an operation that cannot be a tool."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)
         self.problem = problem
 
 
-def read_api(source: str, wanted: Sequence[str] = ()) -> Api:
-    """The operations of the document at a path or URL, or those that are wanted.
+def read_api(source: str, requested: Sequence[str] = ()) -> Api:
+    """Return the operations of the document at a path or URL, or only the operations named in `requested`.
 
     Raises:
-        UserError: The document cannot be read, or is not OpenAPI's.
-        InvalidJob: Operations cannot be called by a model.
+        UserError: The document cannot be read, or is not an OpenAPI document.
+        InvalidJob: A model cannot call some of the operations.
     """
     document = read_document(source)
     paths = _paths(document)
@@ -70,26 +70,26 @@ def read_api(source: str, wanted: Sequence[str] = ()) -> Api:
     problems: list[Problem] = []
     for number, (at, operation) in enumerate(_operations(paths), start=1):
         if number > MAX_OPERATIONS:
-            raise UserError(f"{document.where} has more than {MAX_OPERATIONS:,} operations, the most that are read")
+            raise UserError(f"{document.where} has more than the limit of {MAX_OPERATIONS:,} operations")
         name = operation.get("operationId")
-        if not wanted and len(problems) <= MAX_PROBLEMS and (bad := _name_problem(document, at, name, found)):
+        if not requested and len(problems) <= MAX_PROBLEMS and (bad := _name_problem(document, at, name, found)):
             problems.append(bad)
         if isinstance(name, str):
             found.setdefault(name, at)
     if not found and not problems:
         raise UserError(f"{document.where} has no operations below `paths`")
     refuse(what, problems)
-    names = chosen(list(found), wanted, "operation", document.where)
+    names = chosen(list(found), requested, "operation", document.where)
     operations = []
     for name in names:
         try:
             if bad := _name_problem(document, found[name], name, {}):
-                raise _Unfit(bad)
-            operations.append(_Reader(document, name, found[name]).operation())
-        except _Unfit as error:
+                raise _UnsupportedOperation(bad)
+            operations.append(_OperationReader(document, name, found[name]).operation())
+        except _UnsupportedOperation as error:
             problems.append(error.problem)
     refuse(what, problems)
-    return Api(_url(document), tuple(operations))
+    return Api(_api_url(document), tuple(operations))
 
 
 def _paths(document: Document) -> Mapping[str, Any]:
@@ -119,45 +119,45 @@ def _operations(paths: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapping[str
 def _name_problem(document: Document, at: KeyPath, name: Any, others: Mapping[str, KeyPath]) -> Problem | None:
     proposed = re.sub(r"[^a-zA-Z0-9]+", "_", f"{at[2]}_{at[1]}" if name is None else str(name)).strip("_")[:64]
     if name is None:
-        message, remedy = "operationId is missing, which names the tool", f"add operationId: {proposed}"
+        message, remedy = "operationId, which names the tool, is missing", f"add operationId: {proposed}"
         return document.problem(CODE, at, message, f"{remedy}, {CHOOSE}")
     where = (*at, "operationId")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         remedy = f"write {proposed}, {CHOOSE}"
-        return document.problem(CODE, where, f"{str(name)[:80]!r} cannot be called: {NAME_RULE}", remedy)
+        return document.problem(CODE, where, f"{str(name)[:80]!r} is not a valid name: {NAME_RULE}", remedy)
     if name in others:
-        message = f"{name!r} is the name of {others[name][2]} {others[name][1]}, too"
-        return document.problem(CODE, where, message, "give each operation a name of its own")
+        message = f"{name!r} is also the name of {others[name][2]} {others[name][1]}"
+        return document.problem(CODE, where, message, "give each operation a different name")
     return None
 
 
-def _url(document: Document) -> str:
+def _api_url(document: Document) -> str:
     servers = document.raw.get("servers")
     first = servers[0] if isinstance(servers, list) and servers and isinstance(servers[0], dict) else {}
     url = str(first.get("url") or "/")
     variables = first.get("variables")
     for name, variable in variables.items() if isinstance(variables, dict) else ():
         default = str(variable.get("default", "") if isinstance(variable, dict) else "")
-        if len(url) <= MAX_URL_CHARS:  # a default may have variables, too, and many of them
+        if len(url) <= MAX_URL_CHARS:  # a default may contain many variables itself
             url = url.replace("{" + name + "}", default[: MAX_URL_CHARS + 1])
     if len(url) > MAX_URL_CHARS:
-        message, remedy = "the API's URL is too long", f"take at most {MAX_URL_CHARS:,} characters"
+        message, remedy = "the API's URL is too long", f"use at most {MAX_URL_CHARS:,} characters"
     elif not url.isprintable() or " " in url:
         message, remedy = "the API's URL has spaces or control characters", "remove them"
     elif found := re.search("[@?#]", url):
-        message = f"the API's URL has {found[0]!r}, so a user, a query or a fragment, which may be secret"
-        remedy = "write it without, and start the project's server with API_AUTHORIZATION set to what the API asks for"
-    elif (whole := _whole(document.where, url)) is None:
-        message = f"the API's URL is {url[:200]!r}, which is not complete"
+        message = f"the API's URL contains {found[0]!r}, so it has a user, query or fragment, which may be secret"
+        remedy = "remove that part; the project's server sends API_AUTHORIZATION from its environment to the API"
+    elif (absolute := _absolute_url(document.where, url)) is None:
+        message = f"the API's URL is {url[:200]!r}, which is not absolute"
         remedy = "add servers: [{url: https://api.example.com/v1}]"
     else:
-        return whole.rstrip("/")
+        return absolute.rstrip("/")
     at: KeyPath = ("servers", 0, "url") if first else ()
-    raise InvalidJob(f"{document.where} does not say where the API is", [document.problem(CODE, at, message, remedy)])
+    raise InvalidJob(f"{document.where} has no usable URL of the API", [document.problem(CODE, at, message, remedy)])
 
 
-def _whole(where: str, url: str) -> str | None:
-    """The URL, which may be relative to the document's; None if it names no host."""
+def _absolute_url(where: str, url: str) -> str | None:
+    """Return `url` resolved against the document's URL; None if the result is not a complete HTTP URL."""
     try:
         url = urljoin(where, url) if where.startswith(("http://", "https://")) else url
         parts = urlsplit(url)
@@ -166,8 +166,8 @@ def _whole(where: str, url: str) -> str | None:
     return url if parts.scheme in ("http", "https") and parts.hostname and "{" not in url else None
 
 
-class _Reader:
-    """Reads one operation."""
+class _OperationReader:
+    """Reader of one operation."""
 
     def __init__(self, document: Document, name: str, at: KeyPath) -> None:
         self._document = document
@@ -175,17 +175,19 @@ class _Reader:
         self._at = at
 
     def operation(self) -> Operation:
-        """The operation as a tool.
+        """Return the operation with its tool.
 
         Raises:
-            _Unfit: It cannot be one.
+            _UnsupportedOperation: The operation cannot be a tool.
         """
         _, path, method = map(str, self._at)
         if not path.startswith("/") or not path.isprintable():
             message = f"its path {path[:200]!r} would not be below the API's URL"
-            raise self._unfit(self._at, message, "begin it with /, without control characters")
+            raise self._unsupported(self._at, message, "begin the path with /, and use no control characters")
         if len(path) > MAX_URL_CHARS:
-            raise self._unfit(self._at, f"its path has {len(path):,} characters", f"take at most {MAX_URL_CHARS:,}")
+            raise self._unsupported(
+                self._at, f"its path has {len(path):,} characters", f"use at most {MAX_URL_CHARS:,}"
+            )
         item = self._document.raw["paths"][path]
         raw = item[method]
         properties: dict[str, Any] = {}
@@ -193,7 +195,7 @@ class _Reader:
         places: dict[str, str] = {}
         for (name, place), (at, parameter) in self._parameters(item, raw).items():
             if place == "cookie" or (place == "header" and name.lower() in SET_BY_HTTP):
-                continue  # who calls is the server's matter, not the model's
+                continue  # the project's server sets these, not the model
             schema = self._inlined(parameter.get("schema", {"type": "string"}), (*at, "schema"))
             if text := parameter.get("description"):
                 schema = {"description": described(str(text)), **schema}
@@ -201,12 +203,12 @@ class _Reader:
             if parameter.get("required") is True or place == "path":
                 required.append(name)
         if missing := [name for name in re.findall(r"\{([^{}]*)\}", path) if places.get(name) != "path"]:
-            message = f"the path has {{{missing[0]}}}, and there is no such parameter"
-            raise self._unfit(self._at, message, f"add {{name: {missing[0]}, in: path}} to its parameters")
+            message = f"the path contains {{{missing[0]}}}, but the operation has no such parameter"
+            raise self._unsupported(self._at, message, f"add {{name: {missing[0]}, in: path}} to its parameters")
         self._body(raw, properties, required, places)
         parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
         if (bad := schema_mistake(parameters)) is not None:
-            raise self._unfit(self._at, f"its arguments at {bad.at}: {bad.message}", bad.remedy)
+            raise self._unsupported(self._at, f"its arguments at {bad.at}: {bad.message}", bad.remedy)
         texts = (str(raw[key]) for key in ("summary", "description") if raw.get(key))
         text = described("\n".join(dict.fromkeys(texts)))
         tool = Tool(self._name, text or f"{method.upper()} {path}", parameters, method not in READING)
@@ -215,16 +217,16 @@ class _Reader:
     def _parameters(
         self, item: Mapping[str, Any], raw: Mapping[str, Any]
     ) -> dict[tuple[str, str], tuple[KeyPath, Mapping[str, Any]]]:
-        """The parameters of the path and of the operation, which override those of the same name and place."""
+        """Return the operation's parameters by name and place, including the parameters of its path."""
         found: dict[tuple[str, str], tuple[KeyPath, Mapping[str, Any]]] = {}
         for start, owner in ((self._at[:2], item), (self._at, raw)):
-            given = owner.get("parameters")
-            for i, parameter in enumerate(given if isinstance(given, list) else ()):
-                at, value = self._target((*start, "parameters", i), parameter)
+            parameters = owner.get("parameters")
+            for i, parameter in enumerate(parameters if isinstance(parameters, list) else ()):
+                at, value = self._resolve((*start, "parameters", i), parameter)
                 name, place = value.get("name"), value.get("in")
                 if not isinstance(name, str) or place not in ("path", "query", "header", "cookie"):
-                    message = "a parameter has no `name` that is text, or no `in` of path, query or header"
-                    raise self._unfit(at, message, "correct it")
+                    message = "a parameter needs a string as `name`, and path, query, header or cookie as `in`"
+                    raise self._unsupported(at, message, "correct the parameter")
                 found[name, place] = at, value
         return found
 
@@ -233,7 +235,7 @@ class _Reader:
     ) -> None:
         if "requestBody" not in raw:
             return
-        at, body = self._target((*self._at, "requestBody"), raw["requestBody"])
+        at, body = self._resolve((*self._at, "requestBody"), raw["requestBody"])
         content = body.get("content")
         types = [str(name) for name in content] if isinstance(content, dict) else []
         kind = next((name for name in types if re.match(r"application/([\w.+-]+\+)?json\b", name)), None)
@@ -241,33 +243,33 @@ class _Reader:
             if body.get("required") is not True:
                 return
             message = f"its body is {', '.join(types)[:100] or 'not described'}; only JSON is forwarded"
-            raise self._unfit((*at, "content"), message, f"describe it as application/json, {CHOOSE}")
+            raise self._unsupported((*at, "content"), message, f"describe it as application/json, {CHOOSE}")
         if BODY in properties:
-            raise self._unfit(at, f"a parameter is called {BODY}, as the argument for its JSON body", CHOOSE[3:])
+            raise self._unsupported(at, f"a parameter is named {BODY}, like the argument for the JSON body", CHOOSE[3:])
         media = content[kind] if isinstance(content[kind], dict) else {}
         properties[BODY] = self._inlined(media.get("schema", {}), (*at, "content", kind, "schema"))
         places[BODY] = "body"
         if body.get("required") is True:
             required.append(BODY)
 
-    def _target(self, at: KeyPath, value: Any) -> tuple[KeyPath, Mapping[str, Any]]:
-        """What is at this path, or what it refers to."""
+    def _resolve(self, at: KeyPath, value: Any) -> tuple[KeyPath, Mapping[str, Any]]:
+        """Return the path and value at this path, or the ones that its `$ref` refers to."""
         if isinstance(value, dict) and "$ref" in value:
             found = resolved(self._document.raw, str(value["$ref"]))
             if found is None or not isinstance(found[1], dict) or "$ref" in found[1]:
-                remedy = "let it refer to a value in this document, such as #/components/parameters/name"
-                raise self._unfit((*at, "$ref"), f"{str(value['$ref'])[:200]!r} is not followed", remedy)
+                remedy = "refer to a value in this document, such as #/components/parameters/name"
+                raise self._unsupported((*at, "$ref"), f"{str(value['$ref'])[:200]!r} cannot be resolved", remedy)
             return found
         if not isinstance(value, dict):
-            raise self._unfit(at, "must be an object", "correct it")
+            raise self._unsupported(at, "must be an object", "write an object")
         return at, value
 
     def _inlined(self, schema: Any, at: KeyPath) -> dict[str, Any]:
-        found, mistake = inlined(schema, self._document.raw, at)
+        found, error = inlined(schema, self._document.raw, at)
         if found is None:
-            assert mistake is not None
-            raise self._unfit(mistake.path, mistake.message, mistake.remedy)
+            assert error is not None
+            raise self._unsupported(error.path, error.message, error.remedy)
         return found
 
-    def _unfit(self, at: KeyPath, message: str, remedy: str) -> _Unfit:
-        return _Unfit(self._document.problem(CODE, at, f"operation {self._name!r}: {message}", remedy))
+    def _unsupported(self, at: KeyPath, message: str, remedy: str) -> _UnsupportedOperation:
+        return _UnsupportedOperation(self._document.problem(CODE, at, f"operation {self._name!r}: {message}", remedy))

@@ -1,4 +1,4 @@
-"""A project of the user's own: tools from functions or an API, rows from examples, and what a first run needs."""
+"""Projects from the user's sources: tools from functions or an API, and rows from examples or the tools' schemas."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ _TEMPLATES = Environment(
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Requested contents of a project.
+    """Requested content of a project.
 
-    `sources` are the values of `--from`, `tools` the only tools to take. Without a model, the project has the toy.
+    `sources` has the values of `--from`; `tools` limits the project to these tools. Without a model, the project
+    contains the toy model.
     """
 
     sources: tuple[str, ...]
@@ -53,7 +54,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What was read from the sources, at most one of a kind."""
+    """Parsed sources, at most one of each kind."""
 
     module: Module | None = None
     api: Api | None = None
@@ -66,41 +67,41 @@ class Sources:
         return [operation.tool for operation in self.api.operations] if self.api is not None else []
 
 
-def write_own_project(folder: Path, wanted: Wanted) -> str:
-    """Writes the project; returns what was done and the next steps, as lines that can be copied.
+def write_own_project(folder: Path, request: Wanted) -> str:
+    """Write the project. Return notes on its content and the next steps, with commands to copy.
 
     Raises:
-        UserError: A source cannot be read, or the folder not written.
-        InvalidJob: Something in a source cannot be used; all of it is listed.
+        UserError: A source cannot be read, or the folder cannot be written.
+        InvalidJob: A source has problems; the error lists all of them.
     """
     check_is_free(folder)
-    sources = _read(wanted)
-    rows = _split(sources, wanted.system)
-    notes = list(_notes(sources, wanted))
+    sources = _read_sources(request)
+    rows = _make_rows(sources, request.system)
+    notes = list(_notes(sources, request))
     counts = ", ".join(f"{len(rows[name])} {name}" for name in FILES)
     notes.append(f"rows: {counts}; no question is in two files")
-    write_files(folder, _contents(folder, wanted, sources, rows, notes))
-    return _next_steps(folder, wanted, notes)
+    write_files(folder, _build_contents(folder, request, sources, rows, notes))
+    return _next_steps(folder, request, notes)
 
 
-def _read(wanted: Wanted) -> Sources:
+def _read_sources(request: Wanted) -> Sources:
     found: dict[str, Any] = {}
-    for source in wanted.sources:
-        kind = _kind(source)
+    for source in request.sources:
+        kind = _source_kind(source)
         if kind in found or (kind != "examples" and found.keys() & {"module", "api"}):
-            raise UserError(f"--from {source}: give one source of tools and one CSV file at most")
+            raise UserError(f"--from {source}: give at most one source of tools and one CSV file")
         if kind == "module":
-            found[kind] = read_module(Path(source), wanted.tools)
+            found[kind] = read_module(Path(source), request.tools)
         elif kind == "api":
-            found[kind] = read_api(source, wanted.tools)
+            found[kind] = read_api(source, request.tools)
         else:
             found[kind] = read_examples(Path(source))
-    if wanted.tools and not found.keys() & {"module", "api"}:
-        raise UserError("--tool chooses from a Python file or an OpenAPI document: give one with --from")
+    if request.tools and not found.keys() & {"module", "api"}:
+        raise UserError("--tool requires a Python file or an OpenAPI document: give one with --from")
     return Sources(**found)
 
 
-def _kind(source: str) -> str:
+def _source_kind(source: str) -> str:
     if source.startswith(("http://", "https://")):
         return "api"
     kinds = {"module": (".py",), "api": (".json", ".yaml", ".yml"), "examples": (".csv", ".tsv")}
@@ -110,43 +111,43 @@ def _kind(source: str) -> str:
     raise UserError(f"--from {source}: give {SOURCES}")
 
 
-def _split(sources: Sources, system: str) -> dict[str, list[dict[str, Any]]]:
+def _make_rows(sources: Sources, system: str) -> dict[str, list[dict[str, Any]]]:
     if sources.examples is not None:
         return split(rows_of(sources.examples.rows, sources.tools, system))
     return split(starter_rows(sources.tools, system))
 
 
-def _notes(sources: Sources, wanted: Wanted) -> Iterator[str]:
-    """What was done and what to know about it."""
+def _notes(sources: Sources, request: Wanted) -> Iterator[str]:
+    """Yield notes on the sources and on the content of the project."""
     if (module := sources.module) is not None:
         yield (
-            f"tools: {', '.join(tool.name for tool in module.tools)} of {module.name} in {module.root}, which was "
-            "imported once in a process of its own to read its type hints; no function was called"
+            f"tools: {', '.join(tool.name for tool in module.tools)} of {module.name} in {module.root}; the module was "
+            "imported once in a separate process to read its type hints, and no function was called"
         )
         if module.undocumented:
-            yield f"without a docstring a model knows only the name: {', '.join(module.undocumented)}"
+            yield f"tools without a docstring, of which the model sees only the name: {', '.join(module.undocumented)}"
     if (api := sources.api) is not None:
         yield f"tools: {', '.join(tool.name for tool in sources.tools)} of {api.url}; the API was not called"
         if changing := [tool.name for tool in sources.tools if tool.changes]:
-            yield f"may change data, so sent only if the server is started with API_CHANGES=1: {', '.join(changing)}"
+            yield f"tools that may change data, which the server calls only with API_CHANGES=1: {', '.join(changing)}"
     if (examples := sources.examples) is not None:
-        own = f"; keys of the rows: {', '.join(examples.own)}" if examples.own else ""
+        own = f"; extra fields of the rows: {', '.join(examples.own)}" if examples.own else ""
         yield f"question: column {examples.question!r}; reference_answer: column {examples.answer!r}{own}"
         if GROUP in examples.own:
             yield f"rows with the same {GROUP!r} are in the same file"
         if examples.num_repeated:
-            yield f"left out as repetitions of a question with its answer: {examples.num_repeated} lines"
+            yield f"omitted lines that repeat a question and its answer: {examples.num_repeated}"
     else:
-        yield "the rows are made up from the tools' schemas; --from questions.csv takes your own questions and answers"
-    if wanted.model is None:
-        yield "model: a toy that shows that everything works and knows only the ledger example; set `model` in job.yaml"
+        yield "the rows are generated from the tools' schemas; give your own questions and answers as --from FILE.csv"
+    if request.model is None:
+        yield "model: a toy model to test the setup, trained only for the ledger example; set `model` in job.yaml"
 
 
-def _contents(
-    folder: Path, wanted: Wanted, sources: Sources, rows: dict[str, list[dict[str, Any]]], notes: Sequence[str]
+def _build_contents(
+    folder: Path, request: Wanted, sources: Sources, rows: dict[str, list[dict[str, Any]]], notes: Sequence[str]
 ) -> dict[Path, bytes]:
     module, api = sources.module, sources.api
-    toy = wanted.model is None
+    toy = request.model is None
     values = {
         "kind": "functions" if module is not None else "api" if api is not None else "none",
         "tools": [tool.name for tool in sources.tools],
@@ -156,10 +157,10 @@ def _contents(
         "api": _literal(api.url) if api is not None else "",
         "starter": sources.examples is None,
         "toy": toy,
-        "model": _literal(_model(wanted.model)) if wanted.model is not None else "base",
+        "model": _literal(_model_setting(request.model)) if request.model is not None else "base",
         "tokens": TOY_TOKENS if toy else TOKENS,
-        "port": wanted.port,
-        "serves": wanted.serves,
+        "port": request.port,
+        "serves": request.serves,
         "suffix": re.sub(r"[^a-z0-9-]+", "-", folder.resolve().name.lower()).strip("-")[:40] or "agent",
         "files": _literal(FILES),
         "counts": ", ".join(f"{len(rows[name])} {name}" for name in FILES),
@@ -180,34 +181,34 @@ def _contents(
         found[Path("operations.json")] = (json.dumps(operations, indent=2, ensure_ascii=False) + "\n").encode()
     if toy:
         found |= {Path("base", path.name): path.read_bytes() for path in sorted(TOY.iterdir())}
-    return found | settings([wanted.port], wanted.serves)
+    return found | settings([request.port], request.serves)
 
 
 def _literal(value: str | Sequence[str]) -> str:
-    """The value as Python and YAML read it."""
+    """Return the value as a literal that both Python and YAML can read."""
     return json.dumps(value, ensure_ascii=False)
 
 
-def _model(model: str) -> str:
-    """A folder as it is found from the project, or a name as it is."""
+def _model_setting(model: str) -> str:
+    """Return a folder as an absolute path, or a model name unchanged."""
     return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
-def _next_steps(folder: Path, wanted: Wanted, notes: Sequence[str]) -> str:
+def _next_steps(folder: Path, request: Wanted, notes: Sequence[str]) -> str:
     enter, python, agent_rft = f"cd {shlex.quote(str(folder))}", command("python"), command("agent-rft")
     lines = [
-        f"{folder} has a job, its rows, its server and a grader with tests; see README.md there.",
+        f"{folder} contains a job, its rows, its server and a grader with tests; see README.md.",
         *(f"  - {note}" for note in notes),
         "Start the server:",
         "",
-        f"  {enter} && {python} -m uvicorn server:app --port {wanted.port}",
+        f"  {enter} && {python} -m uvicorn server:app --port {request.port}",
         "",
         "and in another terminal:",
         "",
         f"  {enter}",
     ]
-    if wanted.model is not None and not Path(wanted.model).is_dir():
-        lines.append(f"  {command('hf')} download {shlex.quote(wanted.model)}")
+    if request.model is not None and not Path(request.model).is_dir():
+        lines.append(f"  {command('hf')} download {shlex.quote(request.model)}")
     lines += [
         f"  {python} -m unittest test_grader",
         f"  {agent_rft} check job.yaml",

@@ -1,4 +1,4 @@
-"""The rows of a project: from examples, or made up from the tools' schemas; split three ways, no row in two files."""
+"""Rows of a project, from examples or generated from the tools' schemas, and their split into three disjoint files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from agent_rft.spec.schemas.json_schema import Checker
 FILES = ("train", "validation", "test")
 MIN_ROWS = len(FILES)
 MAX_VALIDATION, MAX_TEST = 100, 300
-"""Rows after which more precision costs more than it tells."""
+"""Target sizes of the files, above which more rows cost time and add little precision."""
 GROUP = "group"
-"""A column whose equal values keep rows in one file, such as a customer or document: what is known must not leak."""
+"""Column such as a customer or document: rows with equal values stay in one file, so that no facts leak to the test."""
 NUM_STARTER_ROWS = 30
 PHRASES = (
     "Call the tool {name} with {arguments}, and answer with what it returns.",
@@ -30,22 +30,22 @@ WORDS = ("lamp", "blue chair", "Ada", "2026-03-02", "north", "1042", "summer", "
 
 
 def rows_of(examples: Sequence[Example], tools: Sequence[Tool], system: str) -> list[dict[str, Any]]:
-    """A row for each example."""
+    """Return a row for each example."""
     return [
         _row(example.question, tools, system) | example.own | {REFERENCE_ANSWER: example.answer} for example in examples
     ]
 
 
 def starter_rows(tools: Sequence[Tool], system: str) -> list[dict[str, Any]]:
-    """Rows to begin with: each asks for one call of a tool that changes nothing, if there is such a tool."""
+    """Return generated rows, each for one tool call. Uses tools that may change data only if there are no others."""
     found: dict[str, dict[str, Any]] = {}
     harmless = [tool for tool in tools if not tool.changes] or list(tools)
     for i in range(NUM_STARTER_ROWS * len(PHRASES)):
-        tool, turn = harmless[i % len(harmless)], i // len(harmless)
-        phrase, round_ = turn % len(PHRASES), turn // len(PHRASES)
-        arguments = _arguments(tool, 2 * phrase + round_)  # each phrase meets all values
-        given = ", ".join(f"{name} = {value}" for name, value in arguments.items()) or "no arguments"
-        question = PHRASES[phrase].format(name=tool.name, arguments=given)
+        tool, variant = harmless[i % len(harmless)], i // len(harmless)
+        phrase, round_ = variant % len(PHRASES), variant // len(PHRASES)
+        arguments = _arguments(tool, 2 * phrase + round_)  # combines each phrase with all values
+        shown = ", ".join(f"{name} = {value}" for name, value in arguments.items()) or "no arguments"
+        question = PHRASES[phrase].format(name=tool.name, arguments=shown)
         expected = {"name": tool.name, "arguments": arguments}
         found.setdefault(normal(question), _row(question, tools, system) | {"expected_call": expected})
         if len(found) == NUM_STARTER_ROWS:
@@ -54,27 +54,27 @@ def starter_rows(tools: Sequence[Tool], system: str) -> list[dict[str, Any]]:
 
 
 def split(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The rows by file: a fifth for the test, a tenth for validation, the rest for training; the same every time.
+    """Split rows by file, always in the same way: a fifth for the test, a tenth for validation, the rest for training.
 
     Raises:
-        UserError: There are too few of them.
+        UserError: There are too few rows.
     """
     groups: dict[Any, list[dict[str, Any]]] = {}
     for i, row in enumerate(rows):
         groups.setdefault(row.get(GROUP, i), []).append(row)
     if len(groups) < MIN_ROWS:
         what = f"different values of {GROUP!r}" if len(groups) < len(rows) else "different examples"
-        remedy = "training, validation and test need one each, and thirty are a start"
+        remedy = "training, validation and test need at least one each; thirty are a start"
         raise UserError(f"there are only {len(groups)} {what}: {remedy}")
-    mixed = list(groups.values())
-    random.Random(0).shuffle(mixed)
-    mixed.sort(key=len)  # so that no large group fills a small file
-    wanted = {"test": min(MAX_TEST, len(rows) // 5), "validation": min(MAX_VALIDATION, len(rows) // 10)}
+    shuffled = list(groups.values())
+    random.Random(0).shuffle(shuffled)
+    shuffled.sort(key=len)  # so that no large group fills a small file
+    sizes = {"test": min(MAX_TEST, len(rows) // 5), "validation": min(MAX_VALIDATION, len(rows) // 10)}
     files: dict[str, list[dict[str, Any]]] = {name: [] for name in FILES}
-    for name, num in wanted.items():
-        while not files[name] or (len(files[name]) < num and len(mixed) > MIN_ROWS):
-            files[name] += mixed.pop(0)
-    files["train"] = [row for group in mixed for row in group]
+    for name, num in sizes.items():
+        while not files[name] or (len(files[name]) < num and len(shuffled) > MIN_ROWS):
+            files[name] += shuffled.pop(0)
+    files["train"] = [row for group in shuffled for row in group]
     return files
 
 
@@ -84,30 +84,30 @@ def _row(question: str, tools: Sequence[Tool], system: str) -> dict[str, Any]:
     return row | {"tools": [tool.chat_form() for tool in tools]} if tools else row
 
 
-def _arguments(tool: Tool, turn: int) -> dict[str, Any]:
-    """Arguments that fit the tool's schema, other ones at each turn if it allows that."""
+def _arguments(tool: Tool, variant: int) -> dict[str, Any]:
+    """Return arguments that match the tool's schema, different ones for each variant if the schema allows it."""
     example = example_of(tool.parameters)
     properties = tool.parameters.get("properties", {})
     names = tool.parameters.get("required") or list(properties)[:2]
-    varied = {name: _varied(properties.get(name, {}), turn, i) for i, name in enumerate(names)}
-    given = {name: example.get(name) if value is None else value for name, value in varied.items()}
-    return given if Checker(tool.parameters).mistake(given) is None else example
+    varied = {name: _vary(properties.get(name, {}), variant, i) for i, name in enumerate(names)}
+    arguments = {name: example.get(name) if value is None else value for name, value in varied.items()}
+    return arguments if Checker(tool.parameters).mistake(arguments) is None else example
 
 
-def _varied(schema: Any, turn: int, index: int) -> Any:
-    """A value that has the schema's type; None for types with parts."""
+def _vary(schema: Any, variant: int, index: int) -> Any:
+    """Return a value of the schema's type; None for objects, lists and strings with a pattern or format."""
     if not isinstance(schema, dict):
         return None
     if choices := [*_choices(schema)]:
-        return choices[turn % len(choices)]
+        return choices[variant % len(choices)]
     match schema.get("type"):
         case "integer" | "number":
             low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
-            return (low if isinstance(low, int) else 0) + 1 + turn * (index + 1) + index
+            return (low if isinstance(low, int) else 0) + 1 + variant * (index + 1) + index
         case "string" if not {"pattern", "format"} & schema.keys():
-            return WORDS[(turn + index * 3) % len(WORDS)]
+            return WORDS[(variant + index * 3) % len(WORDS)]
         case "boolean":
-            return turn % 2 == 0
+            return variant % 2 == 0
     return None
 
 

@@ -1,4 +1,4 @@
-"""What the reference pages and `agent-rft explain` say: collected from where each thing is declared.
+"""Content of the reference pages and of `agent-rft explain`, collected from the declarations of settings, metrics, etc.
 
-Apart from the exit codes nothing is declared here, and no route, job or model is touched.
+Only the exit codes are declared here. Nothing here uses a route, a job or a model.
 """

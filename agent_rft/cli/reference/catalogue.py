@@ -1,7 +1,7 @@
-"""A catalogue of all names in messages, files and dashboards, with their meanings.
+"""Catalog of all names in messages, files and dashboards, with their meanings.
 
 find("tool/search/errors", catalogue(settings))    # the metric `tool/<tool>/errors`
-find("max_tool_calls", catalogue(settings))        # the setting whose path ends so
+find("max_tool_calls", catalogue(settings))        # the setting whose path ends with this key
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ Kind = Literal[
 
 SHOWN_MATCHES = 5
 OWN_TYPES = frozenset(("ip_any_network",))
-"""Types of errors that pydantic itself adds to those of its core."""
+"""Error types that pydantic defines in addition to pydantic_core's."""
 _WHOLE_FILE = {"job": "the job's file", "operator": "the operator's configuration", "nodes": "the list of nodes"}
 _OTHER_GRADERS = re.compile(r"(?:guards\[\d*\]\.grader|held_out_grader)(?=\.)|(?<=grader)\.graders\.[^.]+(?=\.)")
-"""Paths of graders that have the settings of `method.reinforcement.grader`, where alone they are listed."""
+"""Part of a path that names another grader. Settings of graders are listed only at `method.reinforcement.grader`."""
 _BRACKETS = re.compile(r"\[(\w*)\]")
 _LABELS, _SAMPLE_PART = re.compile(r"\{[^{]*\}$"), re.compile(r"_(total|bucket|sum|count)$")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing with a name. `facts` are further lines: type, default, unit, where it is shown."""
+    """Explanation of one name. `facts` are additional lines, such as type, default, unit and where it is shown."""
 
     kind: Kind
     name: str
@@ -53,7 +53,7 @@ class Entry:
 
 
 def catalogue(settings: Iterable[Setting]) -> list[Entry]:
-    """All entries, with these settings."""
+    """Return all entries, including entries for these settings."""
     return [
         *(Entry("problem code", name, code.meaning, code.remedy) for name, code in PROBLEM_CODES.items()),
         *map(_setting, settings),
@@ -62,7 +62,9 @@ def catalogue(settings: Iterable[Setting]) -> list[Entry]:
         *(Entry("alarm rule", name, rule.meaning, rule.remedy) for name, rule in ALARM_RULES.items()),
         *(Entry("discard reason", cls.reason, text_of(cls)) for cls in Discard.__subclasses__()),
         *(
-            Entry("readiness reason", reason, text.meaning, text.remedy, {"verdict": text.verdict or "none: a note"})
+            Entry(
+                "readiness reason", reason, text.meaning, text.remedy, {"verdict": text.verdict or "none (only a note)"}
+            )
             for reason, text in REASONS.items()
         ),
         *(Entry("exit code", str(code), meaning) for code, meaning in EXIT_CODES.items()),
@@ -70,20 +72,20 @@ def catalogue(settings: Iterable[Setting]) -> list[Entry]:
 
 
 def find(name: str, entries: Sequence[Entry]) -> list[Entry]:
-    """The entries that a name stands for: several if it is, for example, a problem code and a discard reason."""
+    """Return the entries for a name. It may have several, for example as a problem code and a discard reason."""
     meant = set(_names(name))
     found = [entry for entry in entries if entry.name in meant and entry.kind != "setting"]
     return found + _settings(name, [entry for entry in entries if entry.kind == "setting"])
 
 
 def near(name: str, entries: Sequence[Entry]) -> list[str]:
-    """Names that are spelled alike."""
+    """Return names with a similar spelling."""
     names = {known: entry.name for entry in entries for known in (entry.name, entry.name.rpartition(".")[2])}
     return list(dict.fromkeys(names[close] for close in get_close_matches(name, names, SHOWN_MATCHES)))
 
 
 def _names(name: str) -> Iterator[str]:
-    """A name as it is listed: itself, the family of a metric or code, and the metric of a name in Prometheus."""
+    """Yield the listed names for a name: itself, its metric or code family, and the metric of a Prometheus name."""
     yield name
     if (metric := metric_of(name)) is not None:
         yield metric[0]
@@ -94,42 +96,42 @@ def _names(name: str) -> Iterator[str]:
 
 
 def _bare_names(entry: str) -> set[str]:
-    """The names of a metric in Prometheus without the part that its kind adds."""
+    """Return the names of a metric in Prometheus without the suffix of its kind."""
     return {_SAMPLE_PART.sub("", sample) for sample in sample_names(entry)}
 
 
 def _is_member(code: str, family: str) -> bool:
-    """Whether a code is one of its family: any word may follow `invalid_`, but only types of errors are codes."""
+    """Whether a code belongs to the family. After `invalid_`, only error types of pydantic form a code."""
     return family != "invalid_<type>" or code.removeprefix("invalid_") in {*get_args(ErrorType), *OWN_TYPES}
 
 
 def _settings(name: str, entries: Sequence[Entry]) -> list[Entry]:
-    """The settings with this path, else those whose path ends so."""
-    wanted = name
+    """Return the settings with this path, or else the settings whose path ends with it."""
+    path = name
     for found in reversed([*_OTHER_GRADERS.finditer(name)]):
-        wanted = wanted[: found.start()] + ("" if found.group()[0] == "." else "grader") + wanted[found.end() :]
-    exact = [entry for entry in entries if _pattern(entry.name).fullmatch(wanted)]
-    return exact or [entry for entry in entries if any(end.fullmatch(wanted) for end in _ends(entry.name))]
+        path = path[: found.start()] + ("" if found.group()[0] == "." else "grader") + path[found.end() :]
+    exact = [entry for entry in entries if _pattern(entry.name).fullmatch(path)]
+    return exact or [entry for entry in entries if any(end.fullmatch(path) for end in _path_suffixes(entry.name))]
 
 
-def _ends(path: str) -> Iterator[re.Pattern[str]]:
+def _path_suffixes(path: str) -> Iterator[re.Pattern[str]]:
     keys = path.split(".")
     yield from (_pattern(".".join(keys[start:])) for start, key in enumerate(keys) if key != "NAME")
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    """Matches a path as people write it: `tools[0].name` for `tools[].name`, with or without a `[kind]`."""
-    keys = ("[^.]+" if key == "NAME" else _BRACKETS.sub(_optional, key) for key in path.split("."))
+    """Return a pattern for a path as users write it: `tools[0].name` for `tools[].name`, `[kind]` is optional."""
+    keys = ("[^.]+" if key == "NAME" else _BRACKETS.sub(_make_optional, key) for key in path.split("."))
     return re.compile(r"\.".join(keys))
 
 
-def _optional(brackets: re.Match[str]) -> str:
+def _make_optional(brackets: re.Match[str]) -> str:
     return rf"(?:\[{brackets[1] or '[0-9]*'}\])?"
 
 
 def _setting(setting: Setting) -> Entry:
     facts: dict[str, str | list[str]] = {"in": _WHOLE_FILE[setting.file], "type": setting.type}
-    facts["default"] = "none: it is required" if setting.default is None else setting.default
+    facts["default"] = "none (required)" if setting.default is None else setting.default
     if setting.bounds is not None:
         facts["bounds"] = setting.bounds
     return Entry("setting", setting.path, setting.description, facts=facts)
@@ -164,7 +166,7 @@ EXIT_CODES = {
     2: "The job, the request or the command line is invalid, or `plan` found something that does not fit. Nothing was "
     "started.",
     3: "The followed job was cancelled.",
-    4: "`ready` found that something is to be done before training: its verdict is `fix_first` or `warm_start`.",
+    4: "`ready` found something to do before training: its verdict is `fix_first` or `warm_start`.",
     130: "Stopped by a signal. A run that was stopped resumes with `--resume`.",
 }
 
@@ -176,19 +178,19 @@ _SUFFIXES = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_
 METRIC_KINDS = {
     "gauge": "the last value",
     "counter": "a sum since the process started",
-    "histogram": "observations by bucket, their sum and their number",
-    "file": "nothing, it is only in metrics.jsonl",
+    "histogram": "observations by bucket, their sum and their count",
+    "file": "nothing; the metric is only in metrics.jsonl",
 }
-"""What Prometheus receives of a metric, by its kind."""
+"""Values that Prometheus receives for a metric, by the metric's kind."""
 
 
 def sample_names(entry: str) -> tuple[str, ...]:
-    """The names of a metric's samples in Prometheus; none if it is only in the file."""
+    """Return the names of a metric's samples in Prometheus; empty if the metric is only in the file."""
     return tuple(prometheus_name(entry) + suffix for suffix in _SUFFIXES[METRICS[entry].kind])
 
 
 def shown_in(entry: str) -> Iterator[str]:
-    """The places that show a metric, as phrases."""
+    """Yield a description of each place that shows a metric."""
     metric, names = METRICS[entry], set(sample_names(entry))
     for dashboard in DASHBOARDS:
         for _, panels in dashboard.rows:

@@ -1,7 +1,7 @@
-"""JSON schemas (draft 2020-12) of the files that people write, for editors: they complete, explain and check.
+"""JSON schemas (draft 2020-12) of job, operator and nodes files, for completion, help and checks in editors.
 
-A schema accepts what the file's reader accepts, except numbers and truth values in quotes or in place of each other. It
-checks keys, types and bounds, and not what depends on several settings: `agent-rft check` does.
+A schema accepts what the file's reader accepts, except quoted numbers and booleans, and a number for a boolean or the
+reverse. It checks keys, types and bounds; `agent-rft check` also checks rules that involve several settings.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ TITLES = {
 }
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 VARIABLE = r"\$\{[A-Za-z_][A-Za-z0-9_]*\}"
-"""Allowed in any scalar: the reader replaces it by an environment variable before it looks at types."""
+"""Reference allowed in any scalar: the reader replaces it with an environment variable before it checks types."""
 EXPONENT = r"^[-+]?[0-9.]+[eE][-+]?[0-9]+$"
-"""A number such as 1e-6. Without a point it is text in YAML 1.1; the reader takes it for a number."""
+"""Number such as 1e-6, which YAML 1.1 reads as a string because it has no decimal point; the reader converts it."""
 NOT_TEXT = {"integer", "number", "boolean"}
 ANNOTATIONS = ("description", "default")
 NOT_FOR_EDITORS = ("title", "format", "writeOnly")
 
 
 def schema_of(file: str) -> Schema:
-    """The schema of a file: job, operator or nodes."""
+    """Return the schema of a file: job, operator or nodes."""
     schema = model_schema(file)
     models = schema["$defs"]
     for model in _models(MODELS[file]):
@@ -45,25 +45,25 @@ def schema_of(file: str) -> Schema:
                 properties |= {
                     str(alias): properties[name] | about for alias in field.validation_alias.choices if alias != name
                 }
-    schema = _for_editors(schema, models)
+    schema = _adapt_for_editors(schema, models)
     models = schema.pop("$defs")
     return {"$schema": DIALECT, "title": TITLES[file], **schema, "$defs": models}
 
 
 def model_schema(file: str) -> Schema:
-    """Pydantic's schema of a file, with each description on one line."""
-    schema: Schema = _on_one_line(MODELS[file].model_json_schema())
+    """Return pydantic's schema of a file, with each description on one line."""
+    schema: Schema = _join_lines(MODELS[file].model_json_schema())
     return schema
 
 
 def variants(schema: Schema) -> dict[str, str]:
-    """The reference to the model of each type of a union of models, in the order of their declaration."""
+    """Return the model reference for each type in a union of models, in declaration order."""
     kinds = {ref: kind for kind, ref in schema["discriminator"]["mapping"].items()}
     return {kinds[model["$ref"]]: model["$ref"] for model in schema["oneOf"]}
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """All models in a type."""
+    """Yield all models in a type annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
         for field in annotation.model_fields.values():
@@ -72,12 +72,12 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models(inner)
 
 
-def _on_one_line(value: Any) -> Any:
+def _join_lines(value: Any) -> Any:
     if isinstance(value, list):
-        return [_on_one_line(inner) for inner in value]
+        return [_join_lines(inner) for inner in value]
     if not isinstance(value, dict):
         return value
-    found = {key: _on_one_line(inner) for key, inner in value.items()}
+    found = {key: _join_lines(inner) for key, inner in value.items()}
     if isinstance(found.get("description"), str):
         found["description"] = " ".join(found["description"].split())
     return found
@@ -86,30 +86,30 @@ def _on_one_line(value: Any) -> Any:
 # -- for editors -------------------------------------------------------------------------------------------------------
 
 
-def _for_editors(schema: Schema, models: Schema, is_option: bool = False) -> Schema:
-    """The same schema without what helps nobody in an editor, with variables allowed and variants told by type.
+def _adapt_for_editors(schema: Schema, models: Schema, is_option: bool = False) -> Schema:
+    """Return the schema without keys that editors do not use, with variables allowed and unions selected by `type`.
 
-    `is_option`: it is one of several schemas of a value, which get a common pattern for variables.
+    `is_option`: The schema is one of several for the same value, which share one pattern for variables.
     """
     found = {key: value for key, value in schema.items() if key not in NOT_FOR_EDITORS}
     if isinstance(found.get("default"), dict | list):
         del found["default"]  # an editor would insert all of it
     if "discriminator" in found:
-        return _by_type(found, models)
+        return _select_by_type(found, models)
     for key in found.keys() & {"properties", "$defs"}:
-        found[key] = {name: _for_editors(inner, models) for name, inner in found[key].items()}
+        found[key] = {name: _adapt_for_editors(inner, models) for name, inner in found[key].items()}
     if "anyOf" in found:
-        found["anyOf"] = [_for_editors(inner, models, is_option=True) for inner in found["anyOf"]]
+        found["anyOf"] = [_adapt_for_editors(inner, models, is_option=True) for inner in found["anyOf"]]
     if "prefixItems" in found:
-        found["prefixItems"] = [_for_editors(inner, models) for inner in found["prefixItems"]]
+        found["prefixItems"] = [_adapt_for_editors(inner, models) for inner in found["prefixItems"]]
     for key in found.keys() & {"items", "additionalProperties"}:
         if isinstance(found[key], dict):
-            found[key] = _for_editors(found[key], models)
-    return found if is_option else _with_variables(found)
+            found[key] = _adapt_for_editors(found[key], models)
+    return found if is_option else _allow_variables(found)
 
 
-def _by_type(schema: Schema, models: Schema) -> Schema:
-    """A union of models as conditions on `type`: a mistake is then reported for the chosen model only."""
+def _select_by_type(schema: Schema, models: Schema) -> Schema:
+    """Return a union of models as conditions on `type`, so that editors report errors only for the selected model."""
     kinds = variants(schema)
     about = {kind: models[ref.rpartition("/")[2]]["properties"]["type"]["description"] for kind, ref in kinds.items()}
     chosen = {
@@ -124,8 +124,8 @@ def _by_type(schema: Schema, models: Schema) -> Schema:
     return {**rest, "type": "object", "required": ["type"], "properties": {"type": chosen}, "allOf": when}
 
 
-def _with_variables(schema: Schema) -> Schema:
-    """`schema`, which may also be `${NAME}` if it is a scalar other than text."""
+def _allow_variables(schema: Schema) -> Schema:
+    """Return `schema`, extended to accept `${NAME}` if it is for a scalar other than a string."""
     about = {key: schema[key] for key in ANNOTATIONS if key in schema}
     rest = {key: value for key, value in schema.items() if key not in about}
     options = rest.get("anyOf", [rest])

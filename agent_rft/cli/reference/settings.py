@@ -1,4 +1,4 @@
-"""All settings of the files that people write, as plain text, for the manual and for `agent-rft explain`."""
+"""All settings of job, operator and nodes files as plain text, for the manual and `agent-rft explain`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from agent_rft.cli.reference.schemas import MODELS, Schema, model_schema, variants
 
 ONCE = ("method.reinforcement.guards[].grader", "method.reinforcement.held_out_grader")
-"""Paths of graders that have the settings of `method.reinforcement.grader`, which are not listed again."""
+"""Paths of graders with the same settings as `method.reinforcement.grader`, which are not listed again."""
 BOUNDS = {
     "minimum": "at least {}",
     "exclusiveMinimum": "above {}",
@@ -23,7 +23,7 @@ BOUNDS = {
     "minProperties": "at least {}",
 }
 SECTION = "section"
-"""The type of a setting that holds further settings."""
+"""Type of a setting that contains other settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,12 @@ class Setting:
 
     Attributes:
         file: job, operator or nodes.
-        path: As in the file: `a.b`; `a[].b` for items of a list; `a.NAME.b` for values by name; `a[kind].b` for a
-            setting that `a` has if its type is kind.
-        type: In words, such as `integer or auto`; SECTION for a part with settings of its own.
-        default: As in the file; None: the setting is required.
-        bounds: In words; None: there are none.
-        description: What it does; Markdown on one line.
+        path: Path in the file, such as `a.b`. `a[].b` is a setting of list items, `a.NAME.b` of values by name, and
+            `a[kind].b` of an `a` whose type is kind.
+        type: Human-readable type, such as `integer or auto`; SECTION for a setting that contains other settings.
+        default: Default as written in the file; None: the setting is required.
+        bounds: Human-readable bounds; None: no bounds.
+        description: Effect of the setting; Markdown on one line.
     """
 
     file: str
@@ -50,7 +50,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The settings directly below `path`, which is empty for those at the top of the file."""
+    """Settings directly below `path`, which is empty for the top level of the file."""
 
     file: str
     path: str
@@ -59,25 +59,25 @@ class Section:
 
 
 def all_settings() -> list[Setting]:
-    """The settings of all files, sections included."""
+    """Return the settings of all files, including sections."""
     return [setting for file in MODELS for section in sections(file) for setting in section.settings]
 
 
 def sections(file: str) -> list[Section]:
-    """The sections of a file, in its order; a section comes before the sections in it."""
+    """Return the sections of a file in order; a section comes before the sections that it contains."""
     schema = model_schema(file)
-    return list(_Walk(file, schema.get("$defs", {})).section("", schema))
+    return list(_SettingsWalker(file, schema.get("$defs", {})).section("", schema))
 
 
-class _Walk:
-    """Walks through the schema of a file, whose models are `models`."""
+class _SettingsWalker:
+    """Walker over the schema of a file, which yields its sections; `models` has the schema's definitions."""
 
     def __init__(self, file: str, models: Schema) -> None:
         self._file = file
         self._models = models
 
     def section(self, path: str, model: Schema) -> Iterator[Section]:
-        """The section of a model and all sections in it. Required settings come first, the type before all others."""
+        """Yield the section of a model, then the sections in it. `type` comes first, then the required settings."""
         required = model.get("required", ())
         names = sorted(model["properties"], key=lambda name: (name != "type", name not in required))
         fields = {f"{path}.{name}".lstrip("."): model["properties"][name] for name in names}
@@ -89,23 +89,23 @@ class _Walk:
 
     def _setting(self, path: str, schema: Schema, required: bool) -> Setting:
         options = schema.get("anyOf", [schema])
-        bounds = [text.format(_bound(o[key])) for o in options for key, text in BOUNDS.items() if key in o]
+        bounds = [text.format(_format_bound(o[key])) for o in options for key, text in BOUNDS.items() if key in o]
         default = schema.get("default", {})
         if not {"description", "$ref"} & schema.keys():
             raise ValueError(f"{path} has no description: write one below the field")
-        if "description" not in schema:  # Pydantic leaves it out if it is that of the model
+        if "description" not in schema:  # pydantic omits a description that equals the model's
             schema = self._model(schema["$ref"]) | schema
         return Setting(
             file=self._file,
             path=path,
-            type=_either([kind for option in options for kind in _types_of(option)]),
-            default=None if required else "{}" if isinstance(default, dict) else _plain(default),
+            type=_join_with_or([kind for option in options for kind in _type_names(option)]),
+            default=None if required else "{}" if isinstance(default, dict) else _format_value(default),
             bounds=", ".join(bounds) or None,
             description=schema["description"],
         )
 
     def _inner(self, path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
-        """(path, model) of each model directly in a field."""
+        """Yield (path, model) of each model directly in a field."""
         for option in schema.get("anyOf", [schema]):
             if "$ref" in option:
                 yield path, self._model(option["$ref"])
@@ -122,7 +122,7 @@ class _Walk:
         return model
 
 
-def _types_of(schema: Schema) -> list[str]:
+def _type_names(schema: Schema) -> list[str]:
     if "const" in schema or "enum" in schema:
         return [str(value) for value in schema.get("enum", [schema.get("const")])]
     if "$ref" in schema:
@@ -130,32 +130,32 @@ def _types_of(schema: Schema) -> list[str]:
     if "discriminator" in schema:
         return ["grader"]
     if schema["type"] == "array":
-        return [f"list of {_many(schema.get('items') or schema['prefixItems'][0])}"]
+        return [f"list of {_plural_types(schema.get('items') or schema['prefixItems'][0])}"]
     if schema["type"] == "object":
         values = schema.get("additionalProperties")
-        return [f"{_many(values)} by name" if isinstance(values, dict) else "mapping"]
+        return [f"{_plural_types(values)} by name" if isinstance(values, dict) else "mapping"]
     return [schema["type"]]
 
 
-def _many(schema: Schema) -> str:
-    return _either([f"{kind}s" for option in schema.get("anyOf", [schema]) for kind in _types_of(option)[:1]])
+def _plural_types(schema: Schema) -> str:
+    return _join_with_or([f"{kind}s" for option in schema.get("anyOf", [schema]) for kind in _type_names(option)[:1]])
 
 
-def _either(words: list[str]) -> str:
+def _join_with_or(words: list[str]) -> str:
     *others, last = words
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _plain(value: Any) -> str:
-    """A value as in a file."""
+def _format_value(value: Any) -> str:
+    """Return a value as written in a file."""
     if isinstance(value, str):
         return value or '""'
     if isinstance(value, float):
         return re.sub(r"e-0(\d)", r"e-\1", f"{value:g}")
     if isinstance(value, list):
-        return f"[{', '.join(map(_plain, value))}]"
+        return f"[{', '.join(map(_format_value, value))}]"
     return json.dumps(value)
 
 
-def _bound(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else _plain(value)
+def _format_bound(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else _format_value(value)

@@ -1,4 +1,7 @@
-"""Docstrings as plain text, those of fields too: a string literal below each, which Python itself discards."""
+"""Docstrings of classes, functions and fields as plain text.
+
+The docstring of a field is the string literal below it, which Python itself discards.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,23 @@ from itertools import pairwise
 
 
 def text_of(documented: object) -> str:
-    """The docstring of a class or function, with each paragraph on one line."""
-    return _joined(inspect.getdoc(documented) or "")
+    """Return the docstring of a class or function, with each paragraph on one line."""
+    return _join_lines(inspect.getdoc(documented) or "")
 
 
 def field_texts(cls: type) -> dict[str, str]:
-    """The texts of the fields of a class and its bases, those of the class first."""
+    """Return the docstrings of a class's fields by name: first its own fields, then inherited ones."""
     found: dict[str, str] = {}
     for owner in cls.__mro__[:-1]:
-        for part, after in pairwise(_classes_of(owner.__module__)[owner.__qualname__].body):
+        for part, after in pairwise(_parse_classes(owner.__module__)[owner.__qualname__].body):
             match part, after:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    found.setdefault(name, _joined(inspect.cleandoc(text)))
+                    found.setdefault(name, _join_lines(inspect.cleandoc(text)))
     return found
 
 
 @cache
-def _classes_of(module: str) -> dict[str, ast.ClassDef]:
+def _parse_classes(module: str) -> dict[str, ast.ClassDef]:
     """Return the parsed classes of an imported module by their qualified names; `inspect` parses it for each class."""
     return dict(_classes_below(ast.parse(inspect.getsource(sys.modules[module])), ""))
 
@@ -44,9 +47,9 @@ def _classes_below(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassD
 
 
 def sentence(text: str) -> str:
-    """A phrase with a capital and a full stop."""
+    """Return a phrase as a sentence, with a capital and a full stop."""
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 
-def _joined(text: str) -> str:
+def _join_lines(text: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))

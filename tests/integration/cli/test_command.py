@@ -57,7 +57,7 @@ def test_zsh_is_answered_in_its_words() -> None:
     environment = {**os.environ, "_AGENT_RFT_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "agent-rft jobs fo"}
     agent_rft = Path(sys.executable).with_name("agent-rft")
     answer = subprocess.run([agent_rft], env=environment | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True)
-    assert answer.stdout.startswith('_arguments \'*: :(("follow":"Show the progress of a job')
+    assert answer.stdout.startswith('_arguments \'*: :(("follow":"Show a job')
 
 
 @pytest.mark.parametrize(

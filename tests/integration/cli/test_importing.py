@@ -90,10 +90,10 @@ def test_a_signal_in_the_middle_of_a_download_leaves_nothing(
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        (["--job", JOB_ID, "--from", "export"], 2, "give --job or --from"),
+        (["--job", JOB_ID, "--from", "export"], 2, "give either --job or --from"),
         (["--job", "../x"], 1, "which begins with ftjob-"),
         (["--from", "export"], 1, "export/job.json cannot be read"),
-        pytest.param([], 2, "give --job or --from", marks=nightly),
+        pytest.param([], 2, "give either --job or --from", marks=nightly),
         pytest.param(["--job", "ftjob-other"], 1, "check the job's id", marks=nightly),
         pytest.param(
             ["--job", JOB_ID, "--out", "a/b"], 1, "a/b cannot be written: No such file or directory", marks=nightly

@@ -46,4 +46,4 @@ def test_one_side_or_a_job_without_the_file_is_refused(run: str, tmp_path: Path)
     method = {"type": "reinforcement", "reinforcement": {"grader": grader}}
     job.write_text(json.dumps({"model": "m", "training_file": "train.jsonl", "method": method}))
     error = CliRunner().invoke(app, ["compare", run, run, "--job", str(job)]).exception
-    assert isinstance(error, UserError) and "has no test_file; add it, or choose another with --file" in str(error)
+    assert isinstance(error, UserError) and "has no test_file; add it, or choose another file with --file" in str(error)

@@ -15,5 +15,5 @@ def test_durations_have_a_number_and_a_unit() -> None:
 
 @pytest.mark.parametrize("text", ["", "90", "d", "0d", "-1d", "1.5d", "90 d", "90D", "1y", "99999d", "１d", "1d\n"])
 def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(UserError, match=r"--expires .*: give a number .*, such as 90d"):
+    with pytest.raises(UserError, match=r"--expires .*; give a number .*, such as 90d"):
         seconds_of(text, "--expires")

@@ -53,5 +53,5 @@ def test_a_name_of_several_settings_lists_them() -> None:
 )
 def test_a_hostile_name_is_an_unknown_one(name: str) -> None:
     result = explain(name)
-    assert result.exit_code == 2 and "nothing is named " in result.output
+    assert result.exit_code == 2 and "unknown name " in result.output
     assert "\x1b" not in result.output

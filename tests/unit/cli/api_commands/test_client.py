@@ -75,7 +75,7 @@ def test_a_file_is_uploaded_listed_downloaded_and_deleted(run: Run, tmp_path: Pa
 def test_the_log_of_a_job_is_printed_by_process(run: Run, tmp_path: Path, store: JobStore) -> None:
     (tmp_path / "job.yaml").write_text(JOB.format(file="file-1"))
     job_id = run("jobs", "create", tmp_path / "job.yaml").output.strip()
-    assert "no outputs are kept" in run("jobs", "log", job_id).output
+    assert "no output is stored" in run("jobs", "log", job_id).output
     store.move(job_id, "failed", error=JobError("driver_lost", "lost", log="the end"))
     logs = JobLogs(tmp_path)
     logs.add(job_id, 0, "all is well")

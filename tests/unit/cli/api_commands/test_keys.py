@@ -123,7 +123,7 @@ def test_the_master_secret_of_the_folder_is_changed_and_not_printed(tmp_path: Pa
     done = keys(tmp_path, "rotate-master")
     after = (tmp_path / "secret.key").read_text()
     assert done.exit_code == 0 and after != before and after.strip() not in done.output
-    assert "0 jobs are encrypted again" in done.stdout and "put it into your backups" in done.stdout
+    assert "0 jobs are encrypted again" in done.stdout and "back it up" in done.stdout
 
 
 def test_the_master_secret_of_the_environment_is_changed_by_setting_a_new_one(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_the_master_secret_of_the_environment_is_changed_by_setting_a_new_one(tm
     refused = keys(tmp_path, "rotate-master", environment={VARIABLE: old})
     assert f"set {NEW_VARIABLE}" in str(refused.exception)
     done = keys(tmp_path, "rotate-master", environment={VARIABLE: old, NEW_VARIABLE: new})
-    assert f"now set {VARIABLE} to what {NEW_VARIABLE} is" in done.stdout
+    assert f"now set {VARIABLE} to the value of {NEW_VARIABLE}" in done.stdout
     assert old not in done.output and new not in done.output
 
 

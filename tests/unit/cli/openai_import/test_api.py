@@ -23,7 +23,7 @@ from tests.support.openai_jobs import JOB_ID, record, recorded, reinforcement
         (refusal(404, "Could not find fine tune"), "check the job's id"),
         (refusal(400, "Not for free accounts"), "Not for free accounts.*--from"),
         (refusal(302, "", Location="http://127.0.0.1:1/"), "redirects are not followed"),
-        (Reply(200, b"<html>hello"), "is not what OpenAI's API gives.*base URL"),
+        (Reply(200, b"<html>hello"), "does not match OpenAI's API.*base URL"),
         (Reply(200, b'{"id": "ftjob-a", "model": 3}'), "model: Input should be a valid string"),
         (Reply(200, json.dumps(recorded(None) | {"id": "ftjob-../../x"}).encode()), "id: String should match"),
     ],

@@ -84,7 +84,7 @@ def test_calls_of_an_imported_job_keep_the_limit_of_openai() -> None:
     for endpoint in (written["tools"][0], written["session"], written["grader"]["graders"]["mine"]):
         assert (endpoint["timeout_s"], endpoint["attempt_timeout_s"]) == (600, 600)
     assert written["guards"][0]["grader"]["timeout_s"] == 60
-    assert [note.partition(" was ")[0] for note in definition.notes if "the limit at OpenAI" in note] == [
+    assert [note.partition(": changed ")[0] for note in definition.notes if "OpenAI's limit" in note] == [
         "tools[0].timeout_s",
         "tools[0].attempt_timeout_s",
         "grader.graders.mine.timeout_s",

@@ -55,7 +55,7 @@ def test_a_job_of_each_kind_of_grader_becomes_a_folder_that_the_checks_accept(
     assert (job.model, job.seed, job.suffix, rl.max_episode_steps) == ("Qwen/Qwen3-4B", 7, "shop", 10)
     assert (hyperparameters.batch_size, hyperparameters.n_epochs, hyperparameters.eval_samples) == (8, 2, 2)
     assert hyperparameters.learning_rate_multiplier == "auto"
-    assert "learning_rate_multiplier was 2" in said and "at most 512 thinking tokens" in said
+    assert "learning_rate_multiplier: changed from 2" in said and "up to 512 reasoning tokens" in said
     assert [tool.name for tool in rl.tools] == ["search"]
     assert said == (tmp_path / "moved" / "README.md").read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["moved"]
@@ -105,7 +105,7 @@ def test_judges_stay_at_openai_until_the_operator_names_others(api: FakeOpenAI, 
     judge = {"base_url": "https://api.openai.com/v1", "api_key": "${OPENAI_API_KEY}"}
     assert operator["models"] == {"gpt-4o-2024-08-06": judge}
     assert operator["aliases"] == dict.fromkeys(("o4-mini", "Qwen/Qwen3-4B"), "Qwen/Qwen3-4B")
-    assert "the judge 'gpt-4o-2024-08-06' is still OpenAI's" in said
+    assert "the judge 'gpt-4o-2024-08-06' still runs at OpenAI" in said
 
 
 def test_an_address_to_allow_is_named_once_with_all_that_call_it(api: FakeOpenAI, tmp_path: Path) -> None:
@@ -126,27 +126,30 @@ def test_a_model_in_a_folder_is_not_downloaded(api: FakeOpenAI, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"status": "running"}, "has not ended there (running)"),
-        ({"status": "cancelled"}, "the job is cancelled there"),
+        ({"status": "running"}, "has not ended at OpenAI (running)"),
+        ({"status": "cancelled"}, "the job is cancelled at OpenAI"),
         (
             {"status": "failed", "error": {"code": "bad", "message": "no\x1b[31m rows", "param": None}},
             "bad: no [31m rows",
         ),
-        ({"model": "ft:gpt-4.1-2025-04-14:acme::x"}, "was tuned at OpenAI; its weights stay there"),
-        ({"integrations": [{"type": "wandb", "wandb": {"project": "p", "run_id": "r"}}]}, "wandb is kept; set integ"),
-        ({"integrations": [{"type": "new"}]}, "one that is not wandb is left out"),
-        ({"seed": 2**31 + 3}, "here it is 3"),
-        ({"method": reinforcement(new_setting=1)}, "method.reinforcement.new_setting: left out"),
+        ({"model": "ft:gpt-4.1-2025-04-14:acme::x"}, "was tuned at OpenAI, which keeps its weights"),
+        (
+            {"integrations": [{"type": "wandb", "wandb": {"project": "p", "run_id": "r"}}]},
+            "wandb is imported; set integ",
+        ),
+        ({"integrations": [{"type": "new"}]}, "a tracker other than wandb is omitted"),
+        ({"seed": 2**31 + 3}, " to 3, since"),
+        ({"method": reinforcement(new_setting=1)}, "method.reinforcement.new_setting: omitted"),
         (
             {"method": reinforcement(GRADERS["string_check"].model_dump() | {"strictness": 2})},
-            "grader.strictness: left",
+            "grader.strictness: omitted",
         ),
         (
             {"method": reinforcement(tools=[{"name": "search", "server_url": "http://a.com", "team": "x"}])},
-            "left out team",
+            "omitted team",
         ),
-        ({"method": reinforcement({"type": "endpoint", "url": "http://a.com"})}, "grader: no headers are known"),
-        ({"method": reinforcement(signing_secret="*")}, "signing_secret: left out"),
+        ({"method": reinforcement({"type": "endpoint", "url": "http://a.com"})}, "grader: headers are missing"),
+        ({"method": reinforcement(signing_secret="*")}, "signing_secret: omitted"),
         (
             {"method": reinforcement({"type": "endpoint", "url": "http://10.0.0.1/g"})},
             "grader.url: its URL points to 10.0.0.1, a private address; for `agent-rft serve` and shared "
@@ -158,7 +161,7 @@ def test_a_model_in_a_folder_is_not_downloaded(api: FakeOpenAI, tmp_path: Path) 
                     {"type": "python", "source": "import pandas, os\ndef grade(sample, item): return 1"}
                 )
             },
-            "imports pandas; here it has numpy",
+            "imports pandas; only numpy",
         ),
     ],
 )
@@ -305,7 +308,7 @@ def parsed(name: str, text: str) -> Any:
     ("files", "said"),
     [
         ({}, "job.json cannot be read"),
-        ({"job.json": "{"}, "is not what OpenAI's API gives"),
+        ({"job.json": "{"}, "does not match OpenAI's API"),
         ({"job.json": json.dumps(recorded(reinforcement()))}, "train.jsonl is not in the folder"),
         (
             {
@@ -314,7 +317,7 @@ def parsed(name: str, text: str) -> Any:
                 "validation.jsonl": lines(TALK),
                 "events.jsonl": "[]",
             },
-            "events.jsonl, entry 1 is not what",
+            "events.jsonl, entry 1 does not match",
         ),
     ],
 )

@@ -41,34 +41,34 @@ def test_a_repeated_line_is_left_out_and_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "is empty: the first line names the columns"),
+        ("", "is empty: name the columns"),
         ("question,answer\n\n", "has columns but no examples: add a line"),
         (
             "question\nWhat?\n",
-            r"columns \(.*questions.csv:1\): there is only one: 'question'.*\n.*separated by a comma",
+            r"columns \(.*questions.csv:1\): the file has only one column: 'question'.*\n.*separated by a comma",
         ),
-        ("What is 1 + 1?,2\n", r"question \(.*:1\): no column has this name .*there are 'What is 1 \+ 1\?', '2'"),
+        ("What is 1 + 1?,2\n", r"question \(.*:1\): no column has this name .*the columns are 'What is 1 \+ 1\?', '2'"),
         ("question,b\nWhat?,2\n", r"reference_answer \(.*:1\): no column has this name \(or answer"),
         ("question,answer,\nWhat?,2,\n", r"column 3 has no name"),
         ("question,answer,a,a\n", r"a \(.*:1\): is the name of two columns"),
         (
             "question,Reference Answer,reference_answer\n",
-            r"reference_answer \(.*:1\): .*the column 'Reference Answer' before it .*\n.*remove one of the two",
+            r"reference_answer \(.*:1\): .*the column 'Reference Answer' before it .*\n.*remove or rename one of",
         ),
         ("question,answer,tools\n", r"tools \(.*:1\): is a key of rows .*\n.*rename the column"),
         (
             "question,answer\nWhat?,2\nWho?,a,b\n",
-            r"line \(.*:3\): has 3 values, and the first line 2 columns.*\n.*double quotes",
+            r"line \(.*:3\): has 3 values, but the first line names 2 columns.*\n.*double quotes",
         ),
         ('question,answer\n"a\nb",2\n,3\n', r"question \(.*:4\): is empty"),
         ("question,answer\nWhat?, \n", r"answer \(.*:2\): is empty"),
         ("question,answer\nWhat?,2\nWHAT?,3\n", r"answer \(.*:3\): the same question has another answer at line 2"),
-        ('question,answer\n"What?,2\n', r"questions.csv:2 is not CSV: .*each opening quote needs a closing one"),
+        ('question,answer\n"What?,2\n', r"questions.csv:2 is not CSV: .*close each quoted value"),
         ("question,answer\nWhat?," + "x" * (MAX_FIELD_CHARS + 1), r"questions.csv:2 is not CSV: field larger"),
         ("question,answer".encode("utf-16"), r"is UTF-16: save it as UTF-8"),
         ("question,answer\nö,1\n".encode("latin-1"), r"questions.csv:2 is not UTF-8 text"),
-        ("question,answer\n" + "x,\n" * 100, r"cannot be rows \(1 more are not shown\)"),
-        (",".join(["question", "answer", *map(str, range(99))]) + "\n", r"there are 101"),
+        ("question,answer\n" + "x,\n" * 100, r"cannot become rows \(1 more are not shown\)"),
+        (",".join(["question", "answer", *map(str, range(99))]) + "\n", r"the file has 101 columns"),
     ],
 )
 def test_what_is_no_example_is_named_with_line_and_remedy(tmp_path: Path, content: str | bytes, said: str) -> None:
@@ -82,7 +82,7 @@ def test_a_file_is_bounded(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="larger than 67,108,864 bytes"):
         read_examples(path)
     many = "question,answer\n" + "".join(f"{i},1\n" for i in range(50_001))
-    with pytest.raises(UserError, match=r"questions.csv:50002: more than 50,000 examples"):
+    with pytest.raises(UserError, match=r"questions.csv:50002: the file has more than 50,000 examples"):
         read(tmp_path, many)
 
 
@@ -104,7 +104,9 @@ def test_rows_of_one_group_stay_together() -> None:
     assert all(groups) and sum(map(len, groups)) == 7
     with pytest.raises(UserError, match="only 2 different values of 'group'"):
         split([{"group": i % 2} for i in range(10)])
-    with pytest.raises(UserError, match="only 2 different examples: training, validation and test need one each"):
+    with pytest.raises(
+        UserError, match="only 2 different examples: training, validation and test need at least one each"
+    ):
         split([{}, {}])
 
 

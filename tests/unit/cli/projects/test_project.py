@@ -86,9 +86,10 @@ def test_a_project_of_functions_and_questions_runs_at_once(tmp_path: Path) -> No
     assert result.exit_code == 0, result.output
     lines = [line.strip() for line in result.output.splitlines()]
     assert (
-        f"- tools: add, price of prices in {tmp_path}, which was imported once in a process of its own" in result.output
+        f"- tools: add, price of prices in {tmp_path}; the module was imported once in a separate process"
+        in result.output
     )
-    assert "- question: column 'question'; reference_answer: column 'answer'; keys of the rows: kind" in lines
+    assert "- question: column 'question'; reference_answer: column 'answer'; extra fields of the rows: kind" in lines
     assert "- rows: 7 train, 1 validation, 2 test; no question is in two files" in lines
     assert any(
         line.startswith(f"cd '{project}' && ") and line.endswith("uvicorn server:app --port 8123") for line in lines
@@ -131,7 +132,7 @@ def test_a_project_of_an_api_forwards_calls_and_changes_nothing_unasked(tmp_path
             *(call("get_pet", {"petId": name}) for name in ("none", "busy", "moved", "large", "..", "a\ud800")),
             call("put_pet", {"petId": "a", "body": {"name": "Rex"}}),
         )
-    assert "may change data, so sent only if the server is started with API_CHANGES=1: put_pet" in said
+    assert "tools that may change data, which the server calls only with API_CHANGES=1: put_pet" in said
     check_files(tmp_path / "pets", 30)
     assert got[0] == [200, json.dumps({"output": '{"name": "Rex"}'}, separators=(",", ":"))]
     assert [status for status, _ in got[1:]] == [404, 429, 502, 413, 422, 422, 409]
@@ -153,8 +154,8 @@ def test_a_project_of_examples_alone_has_no_tools_and_takes_a_model(tmp_path: Pa
     [
         (["--from", "tools.txt"], "--from tools.txt: give a Python file"),
         (["--from", "a.csv", "--from", "b.csv"], "cannot be read"),
-        (["--from", "q.csv", "--tool", "add"], "--tool chooses from a Python file or an OpenAPI document"),
-        (["--from", "q.csv", "--from", "q.csv"], "give one source of tools and one CSV file at most"),
+        (["--from", "q.csv", "--tool", "add"], "--tool requires a Python file or an OpenAPI document"),
+        (["--from", "q.csv", "--from", "q.csv"], "give at most one source of tools and one CSV file"),
     ],
 )
 def test_sources_that_do_not_fit_are_refused(

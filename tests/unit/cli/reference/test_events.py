@@ -22,7 +22,7 @@ def test_a_kind_and_its_fields_are_described(cls: type[Event]) -> None:
 
 def test_types_are_named_as_in_json() -> None:
     assert json_type(float | None) == "number or null"
-    assert json_type(tuple[str, ...]) == "list of texts"
+    assert json_type(tuple[str, ...]) == "list of strings"
     assert json_type(dict[str, float]) == "object of numbers"
     assert json_type(Evaluation) == "object"
 

@@ -44,7 +44,7 @@ def test_a_row_is_shown_with_its_generation_prompt_and_how_turns_end(tmp_path: P
     prompt = shown(tmp_path, [QUESTION], GRADED)
     text = printed(prompt)
     assert "<|im_start|>user\nwhat was debt of vorzen in 2015?<|im_end|>\n<|im_start|>assistant\n" in text
-    assert "parser hermes" in text and "turns end with <|im_end|>" in text and "⟦" not in text
+    assert "parser hermes" in text and "stop tokens <|im_end|>" in text and "⟦" not in text
     assert prompt is not None and f"{prompt.num_tokens} tokens" in text
 
 
