@@ -1,4 +1,4 @@
-"""What a grader is: the protocol, the sample that it sees, and templates; below it, one file per kind.
+"""Graders: the protocol, the sample that they receive, templates, and one module per kind.
 
-Nothing that knows a job's whole set of graders or runs them in an actor: that is `agent_rft.actors.grading`.
+Code that handles all graders of a job, or runs them in an actor, is in `agent_rft.actors.grading`.
 """

@@ -1,4 +1,4 @@
-"""A grade is a finite number that a grader returned; anything else is a failure, never 0."""
+"""Grader protocol and helpers for grades. A grade is a finite number; anything else is a failure, never 0."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ ERROR_NAMES = (
     "model_grader_refusal_error",
     "model_grader_parse_error",
 )
-"""The booleans of `metadata.errors` in the wire contract. A GraderFailed has one of them as its
-`details["code"]`, unless an endpoint failed."""
+"""Names of the boolean fields of `metadata.errors` in the wire contract. The `details["code"]` of a GraderFailed is one
+of these names, unless an endpoint failed."""
 REASON_CHARS = 1_000
-"""Kept of one grader's reason: each rollout's is in the record."""
+"""Maximum length of a recorded reason; every rollout records its reason."""
 UNGATED = "ungated"
-"""The name among `scores` of the grade without guards; no part of a grader has it."""
+"""Key in `scores` for the grade before guards are applied. No part of a grader may have this name."""
 SHORT_CHARS = 4_000
-"""Work on shorter texts takes a few milliseconds, too little for a thread to pay off."""
+"""Up to this length, string work takes a few milliseconds, so a thread does not pay off."""
 
 
 class Grader(Protocol):
     """Grades samples; `close` releases its resources, such as connections."""
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
-        """The grade of `sample` (the wire contract) for the dataset row `item`.
+        """Return the grade of `sample` (in the format of the wire contract) for the dataset row `item`.
 
         Raises:
-            GraderFailed: the grader failed.
-            EndpointRefused: an endpoint refuses its key.
+            GraderFailed: The grader failed.
+            EndpointRefused: An endpoint refused its key.
         """
 
     async def close(self) -> None: ...
 
 
 class TextWork:
-    """Runs work on texts: inline for short ones, in a thread for long ones, so that the event loop is not blocked.
+    """Runner for string work: inline for short strings, in a thread for long ones, so the event loop is not blocked.
 
     One thread is enough, because of Python's global interpreter lock.
     """
@@ -72,13 +72,13 @@ class TextWork:
 
 
 def finite_number(value: object, where: str) -> float:
-    """`value` as a float; it must be a finite int or float, not a bool or a string.
+    """Return `value`, an int or float, as a finite float. A bool or a string is not a number.
 
     Raises:
-        GraderFailed: it is not; the message starts with `where`.
+        GraderFailed: The value is not a finite number; the message starts with `where`.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise GraderFailed(f"{where} is {_name(value)}, but must be a number")
+        raise GraderFailed(f"{where} is {_describe(value)}, but must be a number")
     try:
         number = float(value)
     except OverflowError:
@@ -89,19 +89,19 @@ def finite_number(value: object, where: str) -> float:
 
 
 def kept_reason(text: str) -> str:
-    """A grader's reason as rollouts record it: on one line, and cut."""
+    """Return a grader's reason as rollouts record it: on one line, and truncated."""
     return cut(one_line(text), REASON_CHARS)
 
 
 def outside(value: float, allowed: tuple[float, float] | None) -> str | None:
-    """Why a grade is not within the range that the job allows; None if it is."""
+    """Return how a grade violates the grader's range; None if the grade is allowed."""
     if allowed is None or allowed[0] <= value <= allowed[1]:
         return None
-    return f"is {value:g}, not within the grader's range, {allowed[0]:g} to {allowed[1]:g}"
+    return f"is {value:g}, outside the grader's range of {allowed[0]:g} to {allowed[1]:g}"
 
 
 def wire_errors(error: RftError | None) -> dict[str, bool | str | None]:
-    """`metadata.errors` of the wire contract, for a grade (None) or for the error that was raised instead."""
+    """Return `metadata.errors` of the wire contract. `error` is the grader's error; None: it returned a grade."""
     errors: dict[str, bool | str | None] = dict.fromkeys(ERROR_NAMES, False)
     details = {
         "python_grader_server_error_type": "python_grader_server_error",
@@ -111,13 +111,13 @@ def wire_errors(error: RftError | None) -> dict[str, bool | str | None]:
     name = None if error is None else error_name(error)
     if name is not None:
         errors[name] = True
-    for key, of in details.items():
-        errors[key] = error.details.get(key, error.message) if error is not None and name == of else None
+    for key, cause in details.items():
+        errors[key] = error.details.get(key, error.message) if error is not None and name == cause else None
     return errors
 
 
 def error_name(error: RftError) -> str:
-    """The entry of ERROR_NAMES that an error belongs to."""
+    """Return the entry of ERROR_NAMES for an error."""
     code = error.details.get("code")
     if code in ERROR_NAMES:
         return str(code)
@@ -125,15 +125,15 @@ def error_name(error: RftError) -> str:
 
 
 def total_tokens(grades: Iterable[Grade]) -> dict[str, int]:
-    """The judges' tokens of several grades, by model."""
+    """Return the judge tokens of several grades, summed by model."""
     total: Counter[str] = Counter()
     for grade in grades:
         total.update(grade.judge_tokens)
     return dict(total)
 
 
-def _name(value: object) -> str:
-    """What kind of value this is, in JSON's terms."""
+def _describe(value: object) -> str:
+    """Describe a value that is not a number, in JSON's terms."""
     match value:
         case None | bool():
             return json.dumps(value)

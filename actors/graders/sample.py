@@ -1,4 +1,4 @@
-"""The sample that graders see: the wire contract."""
+"""The sample that graders receive, in the format of the wire contract."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 from agent_rft.types import ToolCall, ToolResult, Turn
 
 FINISH_REASONS = {"answer": "stop", "max_steps": "tool_calls", "max_tokens": "length", "context": "length"}
-"""Our Finish -> the chat API's finish_reason. At `max_steps` the model wanted to call more tools."""
+"""Our Finish -> the chat API's finish_reason. At `max_steps` the model still requested tool calls."""
 
 
 def sample_of(answer: str, turns: Sequence[Turn], finish: str, wants_json: bool) -> dict[str, Any]:
-    """The sample of a trajectory, with `choices`, `output_text`, `output_tools` and perhaps `output_json`.
+    """Return the sample of a trajectory: `choices`, `output_text`, `output_tools` and possibly `output_json`.
 
-    `choices` has the tool calls of the last turn, `output_tools` all calls in order. Beyond the wire contract's keys, a
-    call in `output_tools` has its result: `output` (as the model saw it), `latency_s` and `error` (as in ToolResult).
-    `output_json` exists only if the job's response format asks for JSON (`wants_json`) and the answer is valid JSON.
+    `choices` has the tool calls of the last turn, `output_tools` all calls in order. In addition to the wire contract's
+    keys, a call in `output_tools` has its result: `output` (as the model saw it), `latency_s` and `error`, as in
+    ToolResult. `output_json` exists only if the job's response format requires JSON (`wants_json`) and the answer is
+    valid JSON.
     """
     last = turns[-1].calls if turns else ()
     message = {"role": "assistant", "content": answer, "tool_calls": [_tool_call(call) for call in last]}
@@ -38,7 +39,7 @@ def sample_of(answer: str, turns: Sequence[Turn], finish: str, wants_json: bool)
 def _calls_and_results(turn: Turn) -> Iterator[dict[str, Any]]:
     results = {result.call_id: result for result in turn.results}
     for call in turn.calls:
-        result = results.get(call.call_id, ToolResult(call.call_id, ""))  # a synthetic trajectory may have none
+        result = results.get(call.call_id, ToolResult(call.call_id, ""))  # a synthetic trajectory may lack results
         outcome = {"output": result.output, "latency_s": result.latency_s, "error": result.error}
         yield _tool_call(call) | outcome
 

@@ -1,6 +1,7 @@
-"""Templates of the wire contract: `{{ item.x }}` and `{{ sample.output_tools[0].function.name }}`, nothing else.
+"""Templates of the wire contract, with placeholders such as `{{ item.x }}`.
 
-Substituted values are never parsed as templates again. Strings are inserted unchanged, all other values as JSON.
+A placeholder is a path like `sample.output_tools[0].function.name`; expressions are not supported. Inserted values are
+not parsed as templates. Strings are inserted unchanged, all other values as JSON.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ SAMPLE_KEYS = ("choices", "output_text", "output_json", "output_tools")
 INVALID_VARIABLE = "invalid_variable_error"
 TOO_LONG = "text_too_long"
 MAX_CHARS = 1_000_000
-"""Length of a rendered text, and of all messages to a judge together: more than models read and people write."""
+"""Maximum length of a rendered template, and of all messages to a judge together; models cannot read more."""
 MAX_PLACEHOLDERS = 1_000
-"""Placeholders of a template; a grader that needs more is a program, which is what python graders are for."""
+"""Maximum number of placeholders in a template. A grader that needs more should be a python grader."""
 MAX_PATH_CHARS = 2_000
-"""Characters of a placeholder's path."""
+"""Maximum length of a placeholder's path."""
 MAX_PROBLEMS = 10
 
 _PLACEHOLDER = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
@@ -30,7 +31,7 @@ _STEP = re.compile(r"\.([\w-]+)|\[(\d+)\]")
 
 
 def template_problems(template: str) -> list[str]:
-    """What is wrong with a template, as far as that can be seen without a row: syntax, names, the keys of `sample`."""
+    """Return the problems of a template that can be found without a row: syntax, names, keys of `sample`."""
     return list(islice(_problems(template), MAX_PROBLEMS))
 
 
@@ -42,15 +43,15 @@ def _problems(template: str) -> Iterator[str]:
         if parsed is None:
             example = "item.answer or sample.output_tools[0].function.name"
             yield f"{{{{ {path:.200} }}}} is not a path such as {example}"
-        elif parsed[1] == "sample" and (mistake := _sample_mistake(_steps(parsed[2]))):
-            yield f"{{{{ {path:.200} }}}}: {mistake}"
+        elif parsed[1] == "sample" and (problem := _sample_path_problem(_steps(parsed[2]))):
+            yield f"{{{{ {path:.200} }}}}: {problem}"
         end = match.end()
     if "{{" in template[end:]:
         yield "a {{ is not closed by }}"
 
 
 def reads_sample(template: str) -> bool:
-    """Whether a template has a value of the model's answer."""
+    """Whether a template contains values of the sample, which depend on the model's output."""
     return any(match[1].strip().startswith("sample") for match in _placeholders(template))
 
 
@@ -67,14 +68,14 @@ def render(
     max_chars: int = MAX_CHARS,
     quoted: Callable[[str], str] = str,
 ) -> str:
-    """The template with its values. `where` names the template in errors ("grader 'exact', input").
+    """Return the template with its placeholders replaced. `where` names it in errors ("grader 'exact', input").
 
-    `quoted` is applied to the values of `sample`, which a model wrote.
+    `quoted` escapes the values of `sample`, which a model wrote.
 
     Raises:
-        GraderFailed: a path does not exist; its details are code (invalid_variable_error) and path. This discards the
-            rollout, unless the grader is part of a `multi` that has an `invalid_grade`. Or the text would be longer
-            than `max_chars` (kind TOO_LONG): nothing longer is ever put together.
+        GraderFailed: The text would exceed `max_chars` (kind TOO_LONG), or a path does not exist. For a path, `details`
+            has code (invalid_variable_error) and path; the rollout is discarded, unless the grader is part of a `multi`
+            that has an `invalid_grade`.
     """
     names = {"item": item, "sample": sample}
     parts: list[str] = []
@@ -84,7 +85,7 @@ def render(
         nonlocal num_chars
         num_chars += len(text)
         if num_chars > max_chars:
-            problem = f"{where}: with its values the text has more than {MAX_CHARS:,} characters"
+            problem = f"{where}: the rendered template has more than {MAX_CHARS:,} characters"
             raise GraderFailed(problem, kind=TOO_LONG)
         parts.append(text)
 
@@ -100,7 +101,7 @@ def render(
 
 
 def _placeholders(template: str) -> Iterator[re.Match[str]]:
-    """The placeholders, in time linear in the template: what follows the last }} is not searched for one."""
+    """Find the placeholders in linear time; the text after the last }} is not searched."""
     return _PLACEHOLDER.finditer(template, 0, template.rfind("}}") + 2)
 
 
@@ -116,8 +117,8 @@ def _value(names: dict[str, Any], path: str, where: str) -> Any:
     return value
 
 
-def _sample_mistake(steps: list[str | int]) -> str | None:
-    """Why no sample can have such a path; None if one might, since an answer's JSON and a call may have any keys."""
+def _sample_path_problem(steps: list[str | int]) -> str | None:
+    """Return why no sample has this path; None if a sample may have it. JSON answers and calls may have any keys."""
     match steps:
         case ["output_json", *_] | ["output_text"] | ["choices" | "output_tools"]:
             return None
@@ -127,11 +128,11 @@ def _sample_mistake(steps: list[str | int]) -> str | None:
             return f"{key} is a list; write {key}[0]"
         case ["output_text", *_]:
             return "output_text is a string and has no keys"
-    return f"a sample has only {', '.join(SAMPLE_KEYS)}"
+    return f"a sample has only the keys {', '.join(SAMPLE_KEYS)}"
 
 
 def _steps(path: str) -> list[str | int]:
-    """The keys and indexes of a path: `.a[0]` -> ["a", 0]."""
+    """Split a path into keys and indexes: `.a[0]` -> ["a", 0]."""
     return [key if key else int(index) for key, index in _STEP.findall(path)]
 
 
@@ -144,10 +145,12 @@ def _holds(value: Any, step: str | int) -> bool:
 def _kind(value: Any) -> str:
     if isinstance(value, dict):
         return f"an object with the keys {sorted(value)[:20]}"
-    return f"a list of {len(value)}" if isinstance(value, list) else f"a value of type {type(value).__name__}"
+    return f"a list of length {len(value)}" if isinstance(value, list) else f"a value of type {type(value).__name__}"
 
 
 def _unknown(where: str, path: str, why: str) -> GraderFailed:
     return GraderFailed(
-        f"{where}: {{{{ {path:.200} }}}} has no value: {why} [{INVALID_VARIABLE}]", code=INVALID_VARIABLE, path=path
+        f"{where}: {{{{ {path:.200} }}}} has no value, because {why} [{INVALID_VARIABLE}]",
+        code=INVALID_VARIABLE,
+        path=path,
     )

@@ -1,4 +1,4 @@
-"""From a job's graders to running ones: factory, guards and the pool's actor.
+"""Running graders of a job: factory, guards, trial slots and the grader pool's actor.
 
-Nothing that knows how a grader computes its grade: that is `agent_rft.actors.graders`.
+The graders themselves are in `agent_rft.actors.graders`.
 """

@@ -1,4 +1,4 @@
-"""Creates a job's graders from their specs, knows their deadlines, and validates the specs before anything runs."""
+"""Factory of a job's graders, with their deadlines and the checks of their specs."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
 from agent_rft.spec.operator.model_names import named, nearest
 
 MAX_GRADERS, MAX_HEAVY = 64, 16
-"""Parts of a multi grader, and those of them that start a process or ask a model or an endpoint for each grade. All
-graders of a job together may be twice as many."""
+"""Maximum parts of a multi grader, and maximum heavy parts (`is_heavy`). The limits for all graders of a job together
+are twice as high."""
 LOCAL_DEADLINE_S = 120.0
-"""The deadline of graders that run locally, as in the wire contract."""
+"""Deadline of graders that run locally, as in the wire contract."""
 QUEUE_S = 480.0
-"""Seconds that a python grader may wait for a worker: bursts of hundreds of grades share one worker per core. The run
-itself has the grader's own `timeout_s`."""
+"""Seconds that a python grader may wait for a worker, because bursts of hundreds of grades share one worker per core.
+The grader's `timeout_s` limits the run itself."""
 GRACE_S = 5.0
-"""Lets an endpoint's own deadline expire first, since its error says more. All attempts of a judge whose answers are
-invalid share one deadline."""
+"""Added to an endpoint's timeout, so that the endpoint's own deadline expires first: its error is more specific. All
+attempts of a judge share one deadline."""
 REINFORCEMENT = "method.reinforcement"
 FIELD = "method.reinforcement.grader"
 GUARDS = "method.reinforcement.guards"
 HELD_OUT = "method.reinforcement.held_out_grader"
 MakePython = Callable[..., Grader]
-"""Takes a PythonGrader, its label, and `num_workers` and `ahead` as PythonGrade."""
+"""Takes a PythonGrader, its label, and optionally PythonGrade's arguments `num_workers` and `ahead`."""
 MODEL_REMEDY = "add the model to `models` in the operator's configuration, or use a model that is listed there"
 
 
@@ -77,15 +77,13 @@ def make_grader(
     *,
     has_answered: bool = False,
 ) -> Grader:
-    """The grader that `spec` describes. Graders that share `models` share the limits of the models' endpoints.
+    """Create the grader that `spec` describes. Graders that share `models` share the limits of the models' endpoints.
 
-    `python` makes those of kind `python`; by default they run in this process's own workers. `has_answered`: see
-    EndpointClient.
-
-    With `slot`, for trials, each grade of what is heavy waits for a slot.
+    `python` creates graders of kind `python`; by default they run in workers of this process. `has_answered`: see
+    EndpointClient. With `slot`, for trials, each grade of a heavy grader (`is_heavy`) waits for a slot.
 
     Raises:
-        InvalidJob: it is invalid (`grader_problems`).
+        InvalidJob: The spec has problems (`grader_problems`).
     """
     problems = grader_problems(spec, operator)
     if problems:
@@ -147,7 +145,7 @@ class _Maker:
 
 
 def grade_deadline_s(spec: GraderSpec, operator: Operator) -> float:
-    """The deadline of one grade; the parts of a `multi` run concurrently, so the longest counts."""
+    """Return the deadline of one grade in seconds. Parts of a `multi` run concurrently, so the longest one counts."""
     match spec:
         case MultiGrader():
             return max(grade_deadline_s(part, operator) for part in spec.graders.values())
@@ -163,11 +161,11 @@ def grade_deadline_s(spec: GraderSpec, operator: Operator) -> float:
     assert_never(spec)
 
 
-# -- what is wrong -----------------------------------------------------------------------------------------------------
+# -- checks ------------------------------------------------------------------------------------------------------------
 
 
 def all_grader_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:
-    """The problems of a job's grader, guards and held-out grader that can be found without calling anything."""
+    """Return the problems of a job's grader, guards and held-out grader that can be found without calling anything."""
     problems = size_problems(list(graders_of(reinforcement)))
     problems += grader_problems(reinforcement.grader, operator)
     seen = set()
@@ -184,7 +182,7 @@ def all_grader_problems(reinforcement: Reinforcement, operator: Operator) -> lis
 
 
 def grader_problems(spec: GraderSpec, operator: Operator = NOTHING_ALLOWED, field: str = FIELD) -> list[Problem]:
-    """The problems that can be found without calling anything: templates, expressions, names, models, URLs, headers."""
+    """Return the problems of templates, expressions, names, models, URLs and headers, without calling anything."""
     problems = list(_own_problems(spec, operator))
     problems += [
         Problem("invalid_template", template_field, problem, "write paths as {{ item.x }} or {{ sample.x }}")
@@ -199,21 +197,21 @@ def grader_problems(spec: GraderSpec, operator: Operator = NOTHING_ALLOWED, fiel
 
 
 def graders_of(reinforcement: Reinforcement) -> Iterator[tuple[str, GraderSpec]]:
-    """(field, grader) of all graders of a job, including the parts of multi graders."""
-    whole: list[tuple[str, GraderSpec]] = [(FIELD, reinforcement.grader)]
-    whole += [(f"{GUARDS}[{i}].grader", guard.grader) for i, guard in enumerate(reinforcement.guards)]
+    """Yield (field, grader) of all graders of a job, including the parts of multi graders."""
+    top_level: list[tuple[str, GraderSpec]] = [(FIELD, reinforcement.grader)]
+    top_level += [(f"{GUARDS}[{i}].grader", guard.grader) for i, guard in enumerate(reinforcement.guards)]
     if reinforcement.held_out_grader is not None:
-        whole.append((HELD_OUT, reinforcement.held_out_grader))
-    for field, spec in whole:
+        top_level.append((HELD_OUT, reinforcement.held_out_grader))
+    for field, spec in top_level:
         yield field, spec
         if isinstance(spec, MultiGrader):
             yield from ((f"{field}.graders.{name}", part) for name, part in spec.graders.items())
 
 
 def size_problems(graders: Sequence[tuple[str, GraderSpec]]) -> list[Problem]:
-    """What is too large in these (field, grader), which include the parts of multi graders.
+    """Return the size problems of these (field, grader), which include the parts of multi graders.
 
-    Apart from `grader_problems`, without which no grader is made: a job that began with more goes on.
+    `grader_problems` excludes them, so that `make_grader` still accepts the larger graders of a job that already runs.
     """
     problems: list[Problem] = []
     for field, spec in graders:
@@ -225,16 +223,16 @@ def size_problems(graders: Sequence[tuple[str, GraderSpec]]) -> list[Problem]:
     single = [spec for _, spec in graders if not isinstance(spec, MultiGrader)]
     sources = sum(len(spec.source.encode()) for spec in single if isinstance(spec, PythonGrader))
     if sources > MAX_SOURCE_BYTES:
-        problems.append(_too_large(graders[0][0], f"python sources of more than {MAX_SOURCE_BYTES:,} bytes in all"))
+        problems.append(_too_large(graders[0][0], f"more than {MAX_SOURCE_BYTES:,} bytes of python sources in total"))
     return problems or list(_too_many(REINFORCEMENT, single, 2))
 
 
 def _too_many(field: str, graders: Sequence[GraderSpec], factor: int) -> Iterator[Problem]:
-    most, most_heavy = MAX_GRADERS * factor, MAX_HEAVY * factor
-    if len(graders) > most:
-        yield _too_large(field, f"more than {most} graders")
-    if sum(map(is_heavy, graders)) > most_heavy:
-        yield _too_large(field, f"more than {most_heavy} graders that start a process or ask a model or an endpoint")
+    max_graders, max_heavy = MAX_GRADERS * factor, MAX_HEAVY * factor
+    if len(graders) > max_graders:
+        yield _too_large(field, f"more than {max_graders} graders")
+    if sum(map(is_heavy, graders)) > max_heavy:
+        yield _too_large(field, f"more than {max_heavy} graders that start a process or call a model or an endpoint")
 
 
 def _too_large(field: str, what: str) -> Problem:
@@ -242,7 +240,7 @@ def _too_large(field: str, what: str) -> Problem:
 
 
 def is_heavy(spec: GraderSpec) -> bool:
-    """Whether each grade starts a process, or asks a model or an endpoint."""
+    """Whether each grade starts a process, or calls a model or an endpoint."""
     match spec:
         case PythonGrader() | EndpointGrader() | ScoreModelGrader() | LabelModelGrader():
             return True
@@ -254,21 +252,21 @@ def is_heavy(spec: GraderSpec) -> bool:
 
 
 def templates_of(spec: GraderSpec) -> Iterator[tuple[str, str]]:
-    """(field relative to the grader, template) of a grader's own templates, without those of a multi grader's parts."""
+    """Yield (field relative to the grader, template) of a grader, but not of the parts of a multi grader."""
     yield from ((field, getattr(spec, field)) for field in spec.TEMPLATES)
     if isinstance(spec, ScoreModelGrader | LabelModelGrader):
         yield from message_templates(spec.input)
 
 
 def _own_problems(spec: GraderSpec, operator: Operator) -> Iterator[Problem]:
-    """The problems of one grader itself, without its templates and parts; fields are relative to the grader."""
+    """Yield the problems of one grader, without its templates and parts. Fields are relative to the grader."""
     match spec:
         case EndpointGrader():
-            if mistake := endpoint_mistake(spec.url, spec.headers):
-                yield Problem("invalid_endpoint", "url", mistake, "correct the url or the headers of this grader")
+            if problem := endpoint_mistake(spec.url, spec.headers):
+                yield Problem("invalid_endpoint", "url", problem, "correct the url or the headers of this grader")
         case PythonGrader():
-            for mistake in python_source_problems(spec.source):
-                yield Problem("invalid_source", "source", mistake, "fix the source")
+            for problem in python_source_problems(spec.source):
+                yield Problem("invalid_source", "source", problem, "fix the source")
         case TextSimilarityGrader():
             if spec.evaluation_metric == "cosine":
                 yield from _model_problems(spec.model, EMBEDDINGS, operator)
@@ -276,8 +274,8 @@ def _own_problems(spec: GraderSpec, operator: Operator) -> Iterator[Problem]:
             yield from _model_problems(spec.model, CHAT, operator)
             yield from _judge_problems(spec)
             if _by_logprobs(spec, operator):
-                for field, mistake, remedy in logprobs_problems(spec):
-                    yield Problem("not_for_logprobs", field, mistake, remedy)
+                for field, problem, remedy in logprobs_problems(spec):
+                    yield Problem("not_for_logprobs", field, problem, remedy)
         case CodeCheckGrader():
             if spec.check == "reference_returned" and not spec.reference:
                 remedy = "set it to the reference solution, for example {{ item.reference }}"
@@ -302,15 +300,15 @@ def _model_problems(name: str, path: str, operator: Operator) -> Iterator[Proble
         return
     endpoint = operator.models[entry]
     url = model_url(endpoint, path)
-    if mistake := endpoint_mistake(url, with_key(endpoint).headers, "base_url") or proxy_mistake(url):
+    if problem := endpoint_mistake(url, with_key(endpoint).headers, "base_url") or proxy_mistake(url):
         remedy = f"correct models.{entry} in the operator's configuration"
-        yield Problem("invalid_endpoint", "model", mistake, remedy)
+        yield Problem("invalid_endpoint", "model", problem, remedy)
 
 
 def _judge_problems(spec: ScoreModelGrader | LabelModelGrader) -> Iterator[Problem]:
     remedy = 'write messages as {"role": "user", "content": "text with {{ sample.output_text }}"}'
-    for field, mistake in message_problems(spec.input):
-        yield Problem("invalid_message", field, mistake, remedy)
+    for field, problem in message_problems(spec.input):
+        yield Problem("invalid_message", field, problem, remedy)
     for name in sorted(OUR_PARAMETERS & set(spec.sampling_params)):
         yield Problem("invalid_parameter", f"sampling_params.{name}", "is set by the grader", "remove it")
     if isinstance(spec, LabelModelGrader) and (unknown := sorted(set(spec.passing_labels) - set(spec.labels))):
@@ -326,21 +324,21 @@ def _by_logprobs(spec: GraderSpec, operator: Operator) -> bool:
 
 
 def _threshold_problems(spec: SingleGrader, operator: Operator, field: str) -> Iterator[Problem]:
-    """A guard's threshold that no sample reaches, since no label ever has a probability of 1."""
+    """Yield a problem if a guard's threshold is unreachable, because no label ever has a probability of 1."""
     best = spec.range[1] if isinstance(spec, ScoreModelGrader) else 1.0
     if _by_logprobs(spec, operator) and spec.pass_threshold >= best:
-        message = f"is {spec.pass_threshold:g}, which a judge that is read by log-probabilities never gives"
-        remedy = f"set it below {best:g}: half of it is more likely than not"
+        message = f"is {spec.pass_threshold:g}, which a judge scored by log-probabilities never reaches"
+        remedy = f"set it below {best:g}, for example to half of it"
         yield Problem("not_for_logprobs", f"{field}.pass_threshold", message, remedy)
 
 
 def _multi_problems(spec: MultiGrader) -> Iterator[Problem]:
     for name in spec.graders:
-        if mistake := name_problem(name):
-            yield Problem("invalid_grader_name", f"graders.{name}", mistake, "rename this grader")
+        if problem := name_problem(name):
+            yield Problem("invalid_grader_name", f"graders.{name}", problem, "rename this grader")
         elif name == UNGATED:
             message = f"{UNGATED!r} is reserved for the grade without guards"
             yield Problem("invalid_grader_name", f"graders.{name}", message, "rename this grader")
     remedy = "use + - * / ^, parentheses, numbers, the graders' names, min, max, abs, floor, ceil, exp, sqrt, log"
-    for mistake in expression_problems(spec.calculate_output, spec.graders):
-        yield Problem("invalid_expression", "calculate_output", mistake, remedy)
+    for problem in expression_problems(spec.calculate_output, spec.graders):
+        yield Problem("invalid_expression", "calculate_output", problem, remedy)

@@ -1,7 +1,7 @@
-"""The grader pool: each grade ends by its deadline, with a finite number or an error, never with 0 for a failure.
+"""Grader pool: returns a finite grade or an error by the deadline of each grade; a failure is never 0.
 
-The number of concurrent grades is limited at each endpoint, by its `max_concurrency`, and not here. A sample that a
-guard rejects gets the guard's reward.
+Each endpoint's `max_concurrency` limits its concurrent grades; the pool has no limit. A sample that a guard rejects
+gets the guard's reward.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class GraderPool:
         on_no_schemas: OnNoSchemas = warn_once,
         has_answered: bool = False,
     ) -> None:
-        """Make the graders.
+        """Create the graders.
 
-        `grader` replaces the one of `spec`, and `deadline_s` its deadline for one grade. With `slot`, for trials, what
-        starts a process or asks a model or an endpoint waits for a slot, apart from that deadline. `on_no_schemas`: see
-        ModelClient. `has_answered`: see EndpointClient.
+        `grader` replaces the grader of `spec`, and `deadline_s` its deadline for one grade. With `slot`, for trials,
+        heavy graders (`is_heavy`) first wait for a slot, which extends that deadline. `on_no_schemas`: see ModelClient.
+        `has_answered`: see EndpointClient.
 
         Raises:
-            InvalidJob: a grader is invalid.
+            InvalidJob: A grader is invalid.
         """
         models = ModelClients(operator.models, timing, on_no_schemas, has_answered=has_answered)
         self._nodes = PythonNodes.of(operator)
@@ -107,7 +107,7 @@ class GraderPool:
         *,
         has_answered: bool = False,
     ) -> GraderPool:
-        """The pool with all graders of a job."""
+        """Create the pool with all graders of a job."""
         return cls(
             reinforcement.grader,
             operator=operator,
@@ -119,11 +119,11 @@ class GraderPool:
         )
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
-        """The grade of one rollout.
+        """Return the grade of one rollout.
 
         Raises:
-            GraderFailed: a grader failed or was late.
-            EndpointRefused: an endpoint refuses its key.
+            GraderFailed: A grader failed or missed its deadline.
+            EndpointRefused: An endpoint refused its key.
         """
         return await self._grader.grade(sample, item, trace_id)
 
@@ -134,7 +134,7 @@ class GraderPool:
 
 
 class _Bounded:
-    """A grader with a deadline: each grade is a finite number, or an error that names the grader."""
+    """A grader with a deadline. It returns a finite grade or raises an error that names the grader."""
 
     def __init__(self, grader: Grader, what: str, deadline_s: float) -> None:
         self._grader = grader
@@ -149,7 +149,7 @@ class _Bounded:
             if not deadline.expired():
                 raise
             raise GraderFailed(
-                f"{self._what} gave no grade within {self._deadline_s:g} s", kind="deadline", trace_id=trace_id
+                f"{self._what} returned no grade within {self._deadline_s:g} s", kind="deadline", trace_id=trace_id
             ) from None
         finite_number(grade.value, f"{self._what} failed: its grade")
         return grade
@@ -158,15 +158,15 @@ class _Bounded:
         await self._grader.close()
 
 
-# -- as an actor -------------------------------------------------------------------------------------------------------
+# -- actor -------------------------------------------------------------------------------------------------------------
 
 
 @ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1, label_selector=ELSEWHERE)
 class GraderPoolActor(Reachable):
-    """A GraderPool in its own process; it is stateless, so it may be restarted at any time."""
+    """A GraderPool in a separate process. It is stateless, so it may be restarted at any time."""
 
     def __init__(self, reinforcement: Reinforcement, operator: Operator, metrics: MetricsAddress | None = None) -> None:
-        self._pool = GraderPool.of(reinforcement, operator, has_answered=True)  # in the check of the job
+        self._pool = GraderPool.of(reinforcement, operator, has_answered=True)  # when the job was checked
         self._tracer = tracer_of(operator.traces, "grader-pool", metrics)
         self._recorder = start_telemetry(metrics, "grader-pool")
         self._recorder.begin("grade_s")
@@ -192,45 +192,45 @@ class GraderPoolActor(Reachable):
         return process_stats()
 
     async def flush_traces(self) -> None:
-        """Send the last spans; see `Tracer.flush`."""
+        """Send the remaining spans; see `Tracer.flush`."""
         await asyncio.to_thread(self._tracer.flush)
 
     async def pulse(self) -> list[Doing]:
-        """Empty: the engines report the grades that wait here."""
+        """Return nothing, because the engines report the grades in progress."""
         return []
 
 
 def watched_graders(actor: Any) -> Watched:
-    """The pool, for the watchdog; giving it up loses grades, whose rollouts are retried."""
+    """Describe the pool to the watchdog. Giving up the pool loses grades, whose rollouts are retried."""
     return watched_helper(WHAT, actor, GraderFailed, lambda doing: doing.stage == "grading")
 
 
 class GraderPoolClient:
-    """The client of a GraderPoolActor, with the methods of GraderPool; held by engines."""
+    """Client of a GraderPoolActor, with the methods of GraderPool; the engines use it."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
-        # A grade may take hours, and has a deadline of its own in the pool; the watchdog restarts a hung process.
+        # No deadline: a grade may take hours, and the pool enforces its deadline. The watchdog restarts a hung process.
         self._channel = Channel(actor, WHAT, GraderFailed, deadline_s=None)
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
-        """As GraderPool.grade; also raises GraderFailed if the pool's process dies."""
+        """Call GraderPool.grade in the pool's process; raises GraderFailed if that process dies."""
         return Grade(*await self._channel.call("grade", sample, item, trace_id))
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
-        """EndpointClient.stats of each grader endpoint, by its name ("grader 'endpoint'")."""
+        """Return EndpointClient.stats of each grader endpoint, by its name ("grader 'endpoint'")."""
         ref = self._actor.endpoint_stats.remote()
         stats: dict[str, dict[str, Any]] = await ask(ref, WHAT, GraderFailed, QUICK_S)
         return stats
 
 
-# -- guarded -----------------------------------------------------------------------------------------------------------
+# -- guards ------------------------------------------------------------------------------------------------------------
 
 
 class Guarded:
-    """The grader of a job, with its guards and its held-out grader, which all run concurrently.
+    """The grader of a job with its guards and its held-out grader, which all run concurrently.
 
-    If several guards reject a sample, the first one in the job counts.
+    If several guards reject a sample, the first one in the job's list applies.
     """
 
     def __init__(self, grader: Grader, guards: Sequence[tuple[GuardSpec, Grader]], held_out: Grader | None) -> None:
@@ -245,7 +245,7 @@ class Guarded:
                 main = group.create_task(self._grader.grade(sample, item, trace_id))
                 guards = [group.create_task(guard.grade(sample, item, trace_id)) for _, guard in self._guards]
                 if self._held_out is not None:
-                    held_out = group.create_task(_noted(self._held_out, sample, item, trace_id))
+                    held_out = group.create_task(_grade_or_error(self._held_out, sample, item, trace_id))
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         grade, checks = main.result(), [task.result() for task in guards]
@@ -263,7 +263,7 @@ class Guarded:
                 await grader.close()
 
     def _gated(self, grade: Grade, checks: Sequence[Grade]) -> Grade:
-        """The grade after the guards; `checks` has each guard's own grade."""
+        """Apply the guards to the grade; `checks` has the grade of each guard."""
         gated = replace(
             grade,
             scores=grade.scores | {UNGATED: grade.value},
@@ -278,8 +278,10 @@ class Guarded:
         return gated
 
 
-async def _noted(grader: Grader, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade | RftError:
-    """The grade, or the error as a value: the held-out grader is not trained on, so its failure costs no rollout."""
+async def _grade_or_error(
+    grader: Grader, sample: dict[str, Any], item: dict[str, Any], trace_id: str
+) -> Grade | RftError:
+    """Return the grade, or the error as a value: a failure of the held-out grader does not discard the rollout."""
     try:
         return await grader.grade(sample, item, trace_id)
     except RftError as error:

@@ -1,7 +1,7 @@
-"""Python graders on nodes of their own: an actor there gets the sources and what they grade, and no secret.
+"""Python graders on dedicated nodes. An actor there gets the sources and the samples to grade, but no secrets.
 
-Each GraderPool has one such actor. Its variables, arguments and calls have nothing of the job's headers, the judges'
-keys or the server. What it does have is Ray's token, as every process of the cluster.
+Each GraderPool has one such actor. Its environment variables, arguments and calls contain no headers of the job, keys
+of judges or secrets of the server. It does have Ray's token, like every process of the cluster.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from agent_rft.spec.graders import PythonGrader
 from agent_rft.spec.operator.config import Operator
 from agent_rft.types import Grade
 
-WHAT = "the process of python graders"
+WHAT = "the python grader process"
 CLOSE_S = 30.0
-"""How long closing a grader may take; then its process is gone, or is killed when the pool is closed."""
+"""Maximum time to close a grader. After that its process is gone, or is killed when the pool closes."""
 KEPT = ("PYTHONPATH", "RAY_")
-"""How variables of a job's runtime environment begin that Ray needs there."""
+"""Prefixes of the job's environment variables that Ray needs in the actor; all others are blanked."""
 
 
 @ray.remote(num_cpus=0, resources={PYTHON_GRADER: 1}, max_concurrency=10_000, max_restarts=-1)
 class PythonGraderActor(Reachable):
-    """Runs the graders that were added to it; after a restart it has none."""
+    """Actor that runs the graders added to it. A restart removes them all."""
 
     def __init__(self, unsandboxed: bool) -> None:
         self._operator = Operator(unsandboxed_python=unsandboxed)
@@ -46,7 +46,7 @@ class PythonGraderActor(Reachable):
         await _check_here(self._operator)
 
     async def _add(self, key: int, spec: dict[str, Any], label: str, num_workers: int | None, ahead: bool) -> None:
-        if key not in self._graders:  # otherwise a grade at the same time has added it
+        if key not in self._graders:  # a concurrent grade may have added it
             grader = PythonGrader.model_validate(spec)
             workers = num_workers or self._num_workers
             self._graders[key] = PythonGrade(grader, label, self._operator, num_workers=workers, ahead=ahead)
@@ -54,7 +54,7 @@ class PythonGraderActor(Reachable):
     async def _grade(
         self, key: int, sample: dict[str, Any], item: dict[str, Any], trace_id: str
     ) -> tuple[float, float] | None:
-        """Value and latency_s; None if it has no such grader."""
+        """Return value and latency_s; None if the grader has not been added."""
         if key not in self._graders:
             return None
         grade = await self._graders[key].grade(sample, item, trace_id)
@@ -65,16 +65,16 @@ class PythonGraderActor(Reachable):
             await grader.close()
 
     async def pulse(self) -> list[Doing]:
-        """Empty: the engines report the grades that wait here."""
+        """Return nothing, because the engines report the grades in progress."""
         return []
 
 
 class PythonNodes:
-    """The client of such an actor, which the first call starts and `close` ends; it waits for a node to join."""
+    """Client of the actor. The first call starts the actor, waiting for a node to join if needed; `close` ends it."""
 
     @classmethod
     def of(cls, operator: Operator) -> PythonNodes | None:
-        """None if python graders run in this process, also since it is not connected to a cluster."""
+        """Create a client; return None if python graders run in this process, or if Ray is not connected."""
         return cls(operator) if operator.python_grader_nodes and ray.is_initialized() else None
 
     def __init__(self, operator: Operator, restart_s: float = RESTART_S) -> None:
@@ -85,12 +85,12 @@ class PythonNodes:
         self._channel: Channel | None = None
 
     def grader(self, spec: PythonGrader, label: str, *, num_workers: int | None = None, ahead: bool = True) -> Grader:
-        """A grader of kind `python` that runs there, with the arguments of PythonGrade."""
-        return _There(self, next(self._numbers), (spec.model_dump(mode="json"), label, num_workers, ahead))
+        """Create a grader of kind `python` that runs in the actor; takes PythonGrade's arguments."""
+        return _RemotePythonGrade(self, next(self._numbers), (spec.model_dump(mode="json"), label, num_workers, ahead))
 
     async def call(self, method: str, *arguments: Any) -> Any:
         if self._channel is None:
-            options: dict[str, Any] = {"runtime_env": {"env_vars": hidden}} if (hidden := _hidden()) else {}
+            options: dict[str, Any] = {"runtime_env": {"env_vars": hidden}} if (hidden := _blank_variables()) else {}
             self._actor = cast(Any, PythonGraderActor).options(**options).remote(self._unsandboxed)
             self._channel = Channel(self._actor, WHAT, GraderFailed, restart_s=self._wait_s)
         return await self._channel.call(method, *arguments)
@@ -100,14 +100,14 @@ class PythonNodes:
         return self._actor is not None
 
     def close(self) -> None:
-        """End the actor with all that runs there."""
+        """Kill the actor and everything that runs in it."""
         actor, self._actor = self._actor, None
         if actor is not None and ray.is_initialized():
             ray.kill(actor)
 
 
-class _There:
-    """A python grader in the actor of `nodes`, under the number `key`."""
+class _RemotePythonGrade:
+    """A python grader in the actor of `nodes`, which stores it under the number `key`."""
 
     def __init__(self, nodes: PythonNodes, key: int, settings: tuple[Any, ...]) -> None:
         self._nodes = nodes
@@ -117,12 +117,12 @@ class _There:
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
         while True:
             match await self._nodes.call("grade", self._key, sample, item, trace_id):
-                case None:  # the first grade, or its process has restarted
+                case None:  # first grade, or the actor has restarted
                     await self._nodes.call("add", self._key, *self._settings)
                 case [float(value), float(latency_s)]:
                     return Grade(value, latency_s=latency_s)
-                case _:  # its node is not trusted more than a sandbox
-                    raise GraderFailed(f"{WHAT} answered with something else than a grade")
+                case _:  # the node is trusted no more than a sandbox
+                    raise GraderFailed(f"{WHAT} returned something other than a grade")
 
     async def close(self) -> None:
         if self._nodes.is_open:
@@ -132,11 +132,11 @@ class _There:
 
 
 async def check_sandbox(operator: Operator) -> None:
-    """Check that python graders find a sandbox where they will run.
+    """Check that a sandbox can be created where python graders will run.
 
     Raises:
-        UserError: none can be created there.
-        GraderFailed: no node has room for them in time.
+        UserError: No sandbox can be created there.
+        GraderFailed: No node was free for python graders in time.
     """
     nodes = PythonNodes.of(operator)
     if nodes is None:
@@ -168,7 +168,7 @@ def _num_workers_here() -> int:
     return max(1, int(resources[PYTHON_GRADER]))
 
 
-def _hidden() -> dict[str, str]:
-    """The variables of the job's runtime environment, which Ray would give the actor too, as empty ones."""
-    given = ray.get_runtime_context().runtime_env.get("env_vars") or {}
-    return {name: "" for name in given if not name.startswith(KEPT)}
+def _blank_variables() -> dict[str, str]:
+    """Return empty values for the job's environment variables, which Ray would otherwise pass to the actor."""
+    variables = ray.get_runtime_context().runtime_env.get("env_vars") or {}
+    return {name: "" for name in variables if not name.startswith(KEPT)}

@@ -1,7 +1,7 @@
-"""The slots of trials: what starts a process or asks a model or an endpoint takes one, so a process runs few at a time.
+"""Slots that limit the concurrent trials of heavy graders, which start a process or call a model or an endpoint.
 
-All trial routes share the slots, and a grader takes as many as it has such parts: neither the shape of a grader nor the
-number of samples gets past the limit. Who gets none waits, for a bounded time, in a queue of bounded length.
+All trial routes share the slots, and each heavy part of a grader takes one. Neither the structure of a grader nor the
+number of samples can therefore exceed the limit. Waiting for a slot is bounded in time and in queue length.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from agent_rft.actors.runtime.fair_slots import FairSlots
 from agent_rft.types import Grade
 
 WAIT_S = 120.0
-"""How long a part of a trial may wait for a slot."""
+"""Maximum time that a part of a trial waits for a slot."""
 MAX_WAITING = 1_000
 SHARE = 0.75
-"""Part of the slots, and of the queue, that one key may take: the rest is free for the others."""
+"""Maximum share of the slots, and of the queue, for one key. The rest stays free for other keys."""
 
 Slot = Callable[[], AbstractAsyncContextManager[None]]
-"""Waits for a slot and holds it."""
+"""Returns a context manager that waits for a slot and holds it."""
 
 
 class TrialSlots(FairSlots):
-    """The slots of trials; their keys are the ids of API keys."""
+    """Slots of trials; each key is the id of an API key."""
 
     def __init__(self, limit: int, *, max_waiting: int = MAX_WAITING, wait_s: float = WAIT_S) -> None:
         super().__init__(limit, share=SHARE, max_waiting=max_waiting, wait_s=wait_s)
 
 
 class InSlot:
-    """A grader whose grades each wait for a slot."""
+    """A grader that waits for a slot before each grade."""
 
     def __init__(self, grader: Grader, slot: Slot) -> None:
         self._grader = grader
@@ -47,8 +47,8 @@ class InSlot:
         await self._grader.close()
 
 
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Do the work to its end, also when this is cancelled meanwhile, which then takes effect."""
+async def _finish(work: Coroutine[Any, Any, None]) -> None:
+    """Finish `work` even if this task is cancelled, then re-raise the cancellation."""
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():
         try:
@@ -60,7 +60,7 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 class OncePerSlot:
-    """Graders that each make one grade: what one started has ended before the slot is free again."""
+    """A grader that creates a new grader for each grade, and closes it before the slot is free again."""
 
     def __init__(self, make: Callable[[], Grader], slot: Slot) -> None:
         self._make = make
@@ -72,7 +72,7 @@ class OncePerSlot:
             try:
                 return await grader.grade(sample, item, trace_id)
             finally:
-                await _to_its_end(grader.close())
+                await _finish(grader.close())
 
     async def close(self) -> None:
-        """Do nothing: each grade has closed its own."""
+        """Do nothing: each grade closes the grader that it created."""

@@ -1,4 +1,4 @@
-"""The process of `agent_rft.actors.grading.texts`: reads parts and values, writes each part's grade or failure."""
+"""Process started by `agent_rft.actors.grading.texts`: reads parts and values, writes each part's grade or failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GRADER: TypeAdapter[SingleGrader] = TypeAdapter(SingleGrader)
 
 
 async def answers(parts: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """The answer for each part: {value, reason}, or {error, details}."""
+    """Return the answer for each part: {value, reason}, or {error, details}."""
     return {name: await _answer(name, spec, values) for name, spec in parts.items()}
 
 

@@ -1,7 +1,7 @@
-"""Trials of graders that only compute on texts: little work is done here, more in a process of its own, with limits.
+"""Trials of text graders, which only process strings. Small work runs here, larger work in a separate, limited process.
 
-The parts of a grader share that process, which takes one slot, so that a request costs this process little more than
-its own size.
+All text parts of a grader share the separate process, which takes one slot. A request therefore costs the server's
+process little more than the request's size.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from agent_rft.spec.graders import SingleGrader
 from agent_rft.types import Grade
 
 INLINE_CHARS = 100_000
-"""Most characters that the templates of all parts, with their values and for all samples of a request, may have to be
-worked on in this process."""
+"""Maximum characters that this process handles per request: the rendered templates of all parts, for all samples."""
 CPU_S = 100
-"""Processor seconds of the process: 64 parts that each take a second, the slowest with the longest texts."""
+"""CPU time limit of the process. Each of 64 parts may take a second: the slowest metric with the longest strings."""
 MEMORY_BYTES = 2 << 30
 LOGGED_BYTES = 4_000
 
@@ -35,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class TextParts:
-    """The parts by name; the grades of a sample are computed together, when the first of them is asked for."""
+    """The text parts of a grader, by name. The first call for a sample computes the grades of all its parts."""
 
     def __init__(self, specs: Mapping[str, SingleGrader], slot: Slot) -> None:
         self._specs = {name: spec.model_dump(mode="json", exclude_unset=True) for name, spec in specs.items()}
@@ -46,14 +45,14 @@ class TextParts:
         self._computing: dict[str, asyncio.Task[dict[str, Any] | None]] = {}
 
     async def answer(self, name: str, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Any:
-        """What `text_process` answers for a part; None if the work is little."""
+        """Return the answer of `text_process` for a part; None if the work is small enough for this process."""
         if trace_id not in self._computing:
             self._computing[trace_id] = asyncio.create_task(self._compute(sample, item))
         answers = await asyncio.shield(self._computing[trace_id])
         return None if answers is None else answers[name]
 
     async def close(self) -> None:
-        """End what still computes."""
+        """Cancel computations that are still running."""
         tasks = list(self._computing.values())
         for task in tasks:
             task.cancel()
@@ -66,11 +65,11 @@ class TextParts:
             self._inline_chars += num_chars
             return None
         async with self._slot():
-            return await _in_a_process(f'{{"parts": {json.dumps(self._specs)}, "values": {values}}}'.encode())
+            return await _run_process(f'{{"parts": {json.dumps(self._specs)}, "values": {values}}}'.encode())
 
 
 class TextPart:
-    """A grader that computes on texts; `grader` does it here."""
+    """A text part of a grader; `grader` computes small work in this process."""
 
     def __init__(self, name: str, grader: Grader, parts: TextParts) -> None:
         self._name = name
@@ -90,9 +89,9 @@ class TextPart:
         await self._grader.close()
 
 
-async def _in_a_process(request: bytes) -> dict[str, Any]:
+async def _run_process(request: bytes) -> dict[str, Any]:
     command = [sys.executable, "-P", "-m", "agent_rft.actors.grading.text_process", str(CPU_S), str(MEMORY_BYTES)]
-    environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # and none of the server's secrets
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # but not the server's secrets
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
     try:
@@ -105,6 +104,6 @@ async def _in_a_process(request: bytes) -> dict[str, Any]:
         answers: dict[str, Any] = json.loads(output)
         return answers
     if process.returncode == -signal.SIGXCPU:
-        raise GraderFailed(f"comparing the texts took more than {CPU_S} s of a processor: use shorter texts")
-    log.error("the process of text graders ended with code %d: %s", process.returncode, errors[-LOGGED_BYTES:])
-    raise GraderFailed("the process that compares texts was lost: use shorter texts")
+        raise GraderFailed(f"the comparison used more than {CPU_S} s of CPU time: use shorter texts")
+    log.error("the text grader process ended with exit code %d: %s", process.returncode, errors[-LOGGED_BYTES:])
+    raise GraderFailed("the process that compares texts ended unexpectedly: use shorter texts")

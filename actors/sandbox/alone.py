@@ -1,6 +1,6 @@
-"""Runs code under test for a process that is in no sandbox itself, such as a user's server; each run in a new sandbox.
+"""Runs of untrusted code for processes outside a sandbox, such as a user's server. Each run gets a new sandbox.
 
-A run ends with the connection to this process: the launcher then kills all that is in its sandbox.
+A run ends when this process closes the connection: the launcher then kills everything in the sandbox.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agent_rft.actors.sandbox.start import TRY_AGAIN, SandboxReport, last_output
 
 
 def run_alone(request: bytes) -> bytes:
-    """The answer to a request of `agent_rft.untrusted`: the outcome of its run, or why there is none; blocks."""
+    """Run a request of `agent_rft.untrusted`; return its outcome, or why it did not run. Blocks."""
     try:
         limits = runner.checked(request, RUN_LIMITS.memory_bytes)
     except ValueError as error:
@@ -30,10 +30,10 @@ def run_alone(request: bytes) -> bytes:
 
 
 def config_of(report: SandboxReport) -> runner.RunnerConfig:
-    """How runs are sandboxed on this machine.
+    """Return the configuration of runs on this machine.
 
     Raises:
-        NotStarted: there is no way.
+        NotStarted: This machine cannot create a sandbox.
     """
     config = runs_config(report.way, RUN_LIMITS) if report.way else None
     if config is None:
@@ -44,7 +44,11 @@ def config_of(report: SandboxReport) -> runner.RunnerConfig:
 
 
 def run_in(config: runner.RunnerConfig, request: bytes, limits: dict[str, float]) -> bytes:
-    """The outcome of one run; raises NotStarted."""
+    """Run a request in a new sandbox and return its outcome.
+
+    Raises:
+        NotStarted: The sandbox did not start, or it lacks a protection.
+    """
     launcher, worker = runner.of_one_run(config, limits)
     process, channel = launch(launcher)
     began: float | None = None
@@ -57,20 +61,20 @@ def run_in(config: runner.RunnerConfig, request: bytes, limits: dict[str, float]
         deadline = began + limits["wall_s"] + runner.GRACE_S
         message = untrusted.receive_bytes(channel, deadline, runner.MAX_OUTCOME_BYTES)
     except (OSError, EOFError, ValueError):
-        pass  # it was killed, or did not start
+        pass  # the sandbox was killed, or did not start
     finally:
-        channel.close()  # which ends the launcher
-        status, usage = _ended(process)
-        said = last_output(process)
+        channel.close()  # ends the launcher
+        status, usage = _wait(process)
+        output = last_output(process)
     if began is None:
-        raise runner.NotStarted(said or "the sandbox ended before the code was run")
+        raise runner.NotStarted(output or "the sandbox ended before the code was run")
     return runner.answer(message, status == runner.MEMORY_EXIT, limits, usage, began)
 
 
-def _ended(process: subprocess.Popen[bytes]) -> tuple[int | None, resource.struct_rusage]:
-    """The launcher's exit status, and what the processes of its sandbox used; waits for its end.
+def _wait(process: subprocess.Popen[bytes]) -> tuple[int | None, resource.struct_rusage]:
+    """Wait for the launcher to end; return its exit status and the resource usage of its sandbox.
 
-    None and zeros if this process ignores SIGCHLD or reaps all children itself, as some servers do: nobody knows then.
+    Returns None and zeros if this process ignores SIGCHLD or reaps all its children, as some servers do.
     """
     try:
         _, status, usage = os.wait4(process.pid, 0)

@@ -1,7 +1,8 @@
-"""Limits of one sandbox by cgroup v2, which count all memory, where the system has delegated a cgroup to this user.
+"""cgroup v2 limits of one sandbox, which count all memory, if the system has delegated a cgroup to this user.
 
-A cgroup with processes cannot have limited ones below it, so ours must be a sibling of the owner's: a systemd service
-needs `Delegate=memory pids` and `DelegateSubgroup=`. Elsewhere there is none, and the launcher's own sum is the limit.
+A cgroup with processes cannot have limited child cgroups, so the sandbox's cgroup must be a sibling of the owner's. A
+systemd service needs `Delegate=memory pids` and `DelegateSubgroup=`. Without a cgroup, only the launcher's own
+measurement limits memory.
 """
 
 from __future__ import annotations
@@ -16,37 +17,37 @@ CONTROLLERS = {"memory", "pids"}
 
 
 class Group(NamedTuple):
-    """The cgroup of one sandbox; `joins` is its open list of processes, since another user's process will join."""
+    """The cgroup of one sandbox. `joins` is its open `cgroup.procs`, so that a process of another user can join."""
 
     folder: Path
     joins: int
 
     def join(self) -> None:
-        """Move this process into the cgroup, if that is allowed."""
+        """Move this process into the cgroup, if permitted."""
         with suppress(OSError):
             os.write(self.joins, b"0")
 
     def ran_out_of_memory(self) -> bool:
-        """Whether the kernel killed it at its limit of memory."""
+        """Whether the kernel killed a process because the cgroup exceeded its memory limit."""
         with suppress(OSError):
             events = dict(line.split() for line in (self.folder / "memory.events").read_text().splitlines())
             return int(events.get("oom_kill", 0)) > 0
         return False
 
     def kill(self) -> None:
-        """Kill all its processes (Linux 5.14)."""
+        """Kill all processes in the cgroup (Linux 5.14)."""
         with suppress(OSError):
             (self.folder / "cgroup.kill").write_text("1")
 
     def remove(self) -> None:
-        """Remove it; all its processes must have ended."""
+        """Remove the cgroup; all its processes must have ended."""
         os.close(self.joins)
         with suppress(OSError):
             self.folder.rmdir()
 
 
 def make(memory_bytes: int, num_processes: int, parents: list[Path] | None = None) -> Group | None:
-    """A new cgroup below the first of `parents` (by default `delegated()`) where that is allowed, else None."""
+    """Create a cgroup below the first of `parents` (default: `delegated()`) that permits it, else return None."""
     for parent in delegated() if parents is None else parents:
         folder = parent / f"{PREFIX}{os.getpid()}"
         try:
@@ -66,9 +67,10 @@ def make(memory_bytes: int, num_processes: int, parents: list[Path] | None = Non
 
 
 def delegated() -> list[Path]:
-    """The cgroups that may be ours to divide: this process's own and the one above, if they are this user's.
+    """Return the cgroups that may be delegated to this user: the cgroup of this process, and its parent.
 
-    root may write everywhere, so it needs systemd's mark of delegation, or to be at the top of a cgroup namespace.
+    root may write to all cgroups. For root, they must therefore have systemd's delegation mark, or be the top of a
+    cgroup namespace.
     """
     try:
         path = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
@@ -91,20 +93,20 @@ def _is_marked(folder: Path) -> bool:
 
 
 def _enable(parent: Path) -> None:
-    """Let the cgroups below `parent` have limits.
+    """Enable limits for the child cgroups of `parent`.
 
     Raises:
-        OSError: it has not these controllers, has processes itself, or is not ours.
+        OSError: `parent` lacks the controllers, contains processes, or is not writable.
     """
     if not set((parent / "cgroup.controllers").read_text().split()) >= CONTROLLERS:
-        raise OSError(f"{parent} has no controllers of memory and pids")
+        raise OSError(f"{parent} lacks the controllers memory and pids")
     control = parent / "cgroup.subtree_control"
     if not set(control.read_text().split()) >= CONTROLLERS:
         control.write_text("+memory +pids")
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what killed launchers have left."""
+    """Remove the cgroups that killed launchers left behind."""
     for folder in parent.glob(f"{PREFIX}*"):
         if not Path(f"/proc/{folder.name.removeprefix(PREFIX)}").exists():
             with suppress(OSError):

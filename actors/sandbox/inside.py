@@ -1,7 +1,7 @@
-"""What the first process of each sandbox does: it gives up its rights, talks to its owner, and ends all others.
+"""Functions of a sandbox's first process: drop its privileges, exchange messages with its owner, kill other processes.
 
-It is bound into sandboxes with its callers (`agent_rft.actors.sandbox.worker`, `agent_rft.actors.sandbox.run_process`),
-so it imports the standard library and `agent_rft.untrusted` only.
+Sandboxes contain this file next to its callers (`agent_rft.actors.sandbox.worker`,
+`agent_rft.actors.sandbox.run_process`), so it imports only the standard library and `agent_rft.untrusted`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from agent_rft import untrusted
 
 CPU_S = 600
-"""Far more than a first process itself needs; bounds what a module leaves running, such as a thread."""
+"""CPU time limit of the first process, far more than it needs. Stops threads that a grader's module leaves running."""
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 1, 22, 38, 2
 CAPABILITY_VERSION_3 = 0x20080522
 LIBRARY = os.path.dirname(os.__file__)
@@ -42,7 +42,7 @@ def drop_user(uid: int) -> None:
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     header, nothing = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
-    libc.capset(header, nothing)  # bubblewrap leaves inheritable ones
+    libc.capset(header, nothing)  # bubblewrap leaves inheritable capabilities
 
 
 def limit(name: str, value: int) -> None:
@@ -62,12 +62,12 @@ def filter_calls(program: bytes) -> None:
 
 
 def give_up(config: InsideConfig) -> dict[str, bool]:
-    """Drop all privileges of this process and its future children; returns which protections are effective."""
+    """Drop all privileges of this process and its future children; return which protections are effective."""
     sandboxed = config["sandboxed"]
     network = not sandboxed or [name for _, name in socket.if_nameindex()] in ([], ["lo"])
     if config["uid"] is not None:
         drop_user(config["uid"])
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the first process of a namespace gets no signal without a handler
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # without a handler, the first process of a namespace ignores signals
     os.umask(0o077)
     os.sched_setaffinity(0, config["cores"])
     limits = config["limits"]
@@ -99,7 +99,7 @@ def can(what: Callable[[], object]) -> bool:
 
 
 def processes_are_counted() -> bool:
-    """Whether the limit of processes applies to this user; it does not if the user is root outside the namespace."""
+    """Whether the process limit applies to this user. It does not if the user is root outside the namespace."""
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
     try:
@@ -130,7 +130,7 @@ def no_capabilities() -> bool:
 
 
 def start(channel: socket.socket, config: InsideConfig) -> None:
-    """Give up all rights, leave the inherited descriptors, and say which protections are effective."""
+    """Drop all privileges, replace the standard descriptors by /dev/null, and report the effective protections."""
     null = os.open("/dev/null", os.O_RDWR)
     holds = give_up(config)
     for descriptor in (0, 1, 2):
@@ -143,7 +143,7 @@ def start(channel: socket.socket, config: InsideConfig) -> None:
 
 
 def receive(channel: socket.socket) -> bytes | None:
-    """One message; None if the owner is gone."""
+    """Receive one message; return None if the owner is gone."""
     header = channel.recv(4, socket.MSG_WAITALL)
     if len(header) < 4:
         return None
@@ -155,7 +155,7 @@ def send(channel: socket.socket, message: dict[str, Any]) -> None:
 
 
 def reap(pid: int) -> int:
-    """Kill the grade and all its descendants; returns the exit status of `pid`."""
+    """Kill and reap all other processes of the sandbox; return the exit status of `pid`."""
     status = 0
     while True:
         kill_all()
@@ -168,7 +168,7 @@ def reap(pid: int) -> int:
 
 
 def kill_all() -> None:
-    """Kill all other processes of the namespace, or all descendants if there is no PID namespace."""
+    """Kill all other processes of the PID namespace; without a PID namespace, kill all descendants."""
     if os.getpid() == 1:
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)

@@ -1,11 +1,15 @@
-"""The outer process of one sandbox: creates its namespaces, starts the worker in them, and kills everything at the end.
+"""Outer process of one sandbox: creates its namespaces, starts the worker in them, and kills everything at the end.
 
-No process of the sandbox outlives this one. It kills them all when the worker ends, when the other side of the socket
-on standard input is closed (the owner closed it or is gone), or when together they exceed the memory limit. Before it
-creates them it forks the runner (`agent_rft.actors.sandbox.runner`), which holds the sandboxes of code under test. It
-runs none of the grader's code and imports only `agent_rft.untrusted` and files of this room, which import the
-standard library only: it is run by path, with an empty environment, as `python -I -S launcher.py CONFIG`, where CONFIG
-comes from `agent_rft.actors.sandbox.sandbox_config`.
+No process of the sandbox outlives the launcher. The launcher kills all of them if:
+
+- the worker ends
+- the owner closes the socket on the launcher's standard input, or is gone
+- the processes together exceed the memory limit
+
+Before it creates the namespaces, the launcher forks the runner (`agent_rft.actors.sandbox.runner`), which holds the
+sandboxes of untrusted code. The launcher runs none of the grader's code. It is run by path with an empty environment,
+as `python -I -S launcher.py CONFIG`; `agent_rft.actors.sandbox.sandbox_config` builds CONFIG. It therefore imports only
+the standard library, `agent_rft.untrusted` and files of this package that do the same.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from agent_rft.actors.sandbox.runner import MEMORY_EXIT
 from agent_rft.actors.sandbox.usage import Usage, socket_bytes, tree
 
 OWN_PROCESSES = 2
-"""The worker and bubblewrap's first process, which count in a cgroup."""
+"""Processes that the cgroup counts in addition to the grader's: the worker and bubblewrap's first process."""
 POLL_S = 0.05
 GONE_WITHIN_S = 10.0
 
@@ -47,10 +51,10 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def check(result: int, what: str) -> int:
-    """The `result` of a call of the C library.
+    """Return the `result` of a C library call.
 
     Raises:
-        OSError: the result is an error; the message starts with `what`.
+        OSError: The result is an error; the message starts with `what`.
     """
     if result < 0:
         number = ctypes.get_errno()
@@ -67,7 +71,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
 
 
 def become(user: int) -> None:
-    """Become another user, and stay able to read the /proc entries of one's own processes."""
+    """Become another user that can still read the /proc entries of its own processes."""
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
@@ -77,7 +81,7 @@ def become(user: int) -> None:
 def unshare(config: SandboxConfig) -> None:
     """Enter new namespaces; the PID namespace applies to children only.
 
-    A plain user first enters a user namespace, in which only this user exists.
+    An unprivileged user first enters a user namespace that contains only this user.
     """
     uid, gid = os.getuid(), os.getgid()
     if config["user_namespace"]:
@@ -87,15 +91,15 @@ def unshare(config: SandboxConfig) -> None:
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
     check(libc.unshare(CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS), "unshare namespaces")
-    libc.unshare(CLONE_NEWCGROUP)  # only hides names, and not every kernel has it
+    libc.unshare(CLONE_NEWCGROUP)  # optional: only hides names, and not every kernel supports it
 
 
 def build_root(config: SandboxConfig) -> None:
-    """Replace the root by one in memory, with the binds, four devices and the scratch folder; only that is writable.
+    """Replace the root by a tmpfs with the binds, devices and the scratch folder, and unmount the old root.
 
-    The old root is unmounted.
+    Only the scratch folder is writable.
     """
-    check(libc.unshare(CLONE_NEWNS), "unshare the mount namespace")  # after the fork: it changes the root for all
+    check(libc.unshare(CLONE_NEWNS), "unshare the mount namespace")  # in the fork, so that the launcher keeps its root
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=4096,mode=755")
     os.mkdir("/tmp" + OLD)
@@ -135,7 +139,7 @@ def bind(source: str, target: str, read_only: bool) -> None:
 
 
 def start_in_namespaces(config: SandboxConfig, group: cgroup.Group | None) -> int:
-    """Start the worker as the first process of its namespace; returns its process id outside."""
+    """Start the worker as the first process of its namespace; return its process id outside the namespace."""
     unshare(config)
     pid = os.fork()
     if pid == 0:
@@ -148,7 +152,7 @@ def start_in_namespaces(config: SandboxConfig, group: cgroup.Group | None) -> in
 
 
 def start_bubblewrap(config: SandboxConfig, group: cgroup.Group | None) -> int:
-    """Start the worker with bubblewrap, which writes the process id to a pipe; returns that id."""
+    """Start the worker with bubblewrap; return the process id that bubblewrap writes to a pipe."""
     read, write = os.pipe()
     os.set_inheritable(write, True)
     command = [*config["bubblewrap"], "--info-fd", str(write), "--", *config["command"]]
@@ -167,8 +171,8 @@ def start_bubblewrap(config: SandboxConfig, group: cgroup.Group | None) -> int:
 
 
 def start_unsandboxed(config: SandboxConfig, group: cgroup.Group | None) -> int:
-    """Start the worker in its own session, with an ordinary scratch folder; returns its process id."""
-    import tempfile  # takes long, and the other ways do not need it
+    """Start the worker in a new session, with an ordinary scratch folder; return its process id."""
+    import tempfile  # slow to import, and the other ways do not need it
 
     check(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
     config["folder"] = tempfile.mkdtemp(prefix="grader-")
@@ -186,7 +190,7 @@ def start_unsandboxed(config: SandboxConfig, group: cgroup.Group | None) -> int:
 
 
 def remove(folder: str, known: tuple[int, int]) -> None:
-    """Remove the scratch folder that this process made, unless something else has been put in its place."""
+    """Remove the scratch folder that this process created, unless it has been replaced."""
     with suppress(OSError):
         scratch.empty(folder, known)
         os.rmdir(folder)
@@ -199,7 +203,7 @@ STARTS = {"bubblewrap": start_bubblewrap, "namespaces": start_in_namespaces, "no
 
 
 def watch(usage: Usage, ended: int, limit_bytes: int) -> bool:
-    """Return when the worker ends, the owner is gone or the memory limit is exceeded (True)."""
+    """Wait until the worker ends, the owner is gone, or memory exceeds the limit; return True in the last case."""
     poll = select.poll()
     poll.register(0, 0)  # hang-up only: incoming data is for the worker
     poll.register(ended, select.POLLIN)
@@ -210,7 +214,7 @@ def watch(usage: Usage, ended: int, limit_bytes: int) -> bool:
 
 
 def end(ended: int, alone: bool, group: cgroup.Group | None) -> None:
-    """Kill all processes; in a PID namespace the kernel does this itself when the first process ends."""
+    """Kill all processes. In a PID namespace, the kernel does this when the first process ends."""
     give_up = time.monotonic() + GONE_WITHIN_S
     if group is not None:
         group.kill()
@@ -227,8 +231,8 @@ def end(ended: int, alone: bool, group: cgroup.Group | None) -> None:
 
 
 def hold(config: SandboxConfig) -> bool:
-    """Hold one sandbox until its first process ends or descriptor 0 is closed; returns whether memory ended it."""
-    buffer_bytes = socket_bytes()  # the file is not in every network namespace
+    """Hold one sandbox until its first process ends or descriptor 0 closes; return whether it exceeded its memory."""
+    buffer_bytes = socket_bytes()  # read now, because not every network namespace has the file
     group = cgroup.make(config["memory_bytes"], config["num_processes"] + OWN_PROCESSES)
     if config["become"] is not None:
         become(config["become"])
@@ -250,9 +254,9 @@ def hold(config: SandboxConfig) -> bool:
 
 def main() -> None:
     config = json.loads(sys.argv[1])
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by the owner, it would be here and in the sandbox, too
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the owner may ignore it, which this process would inherit
     with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # the first to be killed when memory runs out
+        file.write("1000")  # the kernel kills this process first when memory runs out
     if config["runs"] is not None:
         config["given"] = runner.start(config["runs"], hold)
         config["command"] += map(str, config["given"])

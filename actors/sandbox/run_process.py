@@ -1,9 +1,10 @@
-"""The first process of the sandbox of one run: gives up its rights, runs the code in a fork, and measures it.
+"""First process of a sandbox for one run: drops its privileges, runs the code in a fork, and measures it.
 
-It runs none of the code itself, and no process inside can signal, trace or stop it (`agent_rft.actors.sandbox.worker`).
-Wall time is from the start of the code's process to its end, by the monotonic clock. Processor time is the kernel's sum
-of that process and all its descendants, which are killed when it ends and reaped here; the filter keeps a process from
-letting its children vanish uncounted (SIGCHLD cannot be ignored). Output is cut while it is read.
+This process does not execute the code itself, and no process inside can signal, trace or stop it, as in
+`agent_rft.actors.sandbox.worker`. Wall time is measured from the start of the code's process to its end, with the
+monotonic clock. CPU time is the kernel's sum for that process and all its descendants, which are killed when it ends
+and reaped here. The seccomp filter does not let the code ignore SIGCHLD, so every child is counted. Output is truncated
+while it is read.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ READ_BYTES = 1 << 16
 
 
 class Output:
-    """What the code writes to one descriptor: the first `limit_bytes` are kept, the rest is read and dropped."""
+    """Output of the code on one descriptor. Keeps the first `limit_bytes`; reads and drops the rest."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.read, self.write = os.pipe()
@@ -35,7 +36,7 @@ class Output:
         self._limit_bytes = limit_bytes
 
     def take(self) -> bool:
-        """Take what is there; returns whether more may come."""
+        """Read the available output; return whether more may come."""
         chunk = os.read(self.read, READ_BYTES)
         self.kept += chunk[: self._limit_bytes - len(self.kept)]
         return bool(chunk)
@@ -50,17 +51,17 @@ def write_files(names: list[str], contents: list[bytes]) -> None:
 
 
 def run(main: str, stdin: bytes, limits: dict[str, Any]) -> bytes:
-    """Run the code in the file `main`; returns the message about it, with its output."""
-    given = os.open(".", os.O_TMPFILE | os.O_RDWR)
-    os.write(given, stdin)
-    os.lseek(given, 0, os.SEEK_SET)
+    """Run the code in the file `main`; return a message with its outcome and output."""
+    stdin_file = os.open(".", os.O_TMPFILE | os.O_RDWR)
+    os.write(stdin_file, stdin)
+    os.lseek(stdin_file, 0, os.SEEK_SET)
     outputs = [Output(limits["output_bytes"]) for _ in range(2)]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.monotonic()
     pid = os.fork()
     if pid == 0:
-        execute(main, [given, *(output.write for output in outputs)], limits["cpu_s"])
-    for descriptor in (given, *(output.write for output in outputs)):
+        execute(main, [stdin_file, *(output.write for output in outputs)], limits["cpu_s"])
+    for descriptor in (stdin_file, *(output.write for output in outputs)):
         os.close(descriptor)
     late = listen(pid, outputs, began + limits["wall_s"])
     wall_s = time.monotonic() - began
@@ -80,19 +81,19 @@ def run(main: str, stdin: bytes, limits: dict[str, Any]) -> bytes:
 
 
 def execute(main: str, descriptors: list[int], cpu_s: float) -> None:
-    """Become the code's process."""
+    """Replace this process by the code."""
     try:
         os.setsid()
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
-        inside.limit("CPU", math.ceil(cpu_s) + 1)  # the sum of all decides, and the kernel counts this one by ticks
+        inside.limit("CPU", math.ceil(cpu_s) + 1)  # a margin: `run` compares the exact sum, the kernel counts ticks
         os.execve(sys.executable, [sys.executable, "-s", "-S", "-B", main], os.environ)
     finally:
         os._exit(127)
 
 
 def listen(pid: int, outputs: list[Output], deadline: float) -> bool:
-    """Read what the code writes until its process ends (False) or is late (True)."""
+    """Read the code's output until its process ends or the deadline passes; return whether the deadline passed."""
     ended = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(ended, select.POLLIN)

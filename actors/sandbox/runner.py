@@ -1,9 +1,10 @@
-"""Runs code under test for the graders of one worker, each run in a sandbox of its own; one at a time.
+"""Runner of untrusted code for the grades of one worker: one run at a time, each in a separate sandbox.
 
-The launcher forks this process before it creates the worker's namespaces, so it is outside of the worker's sandbox and
-without its filter. A grade asks for a run and gets its outcome, by value, over a socket whose messages stay whole;
-nothing else can be asked for, and nothing in a message is taken on trust. The worker says on a second socket when the
-turn of a grade begins. Then, and when the worker has ended, the run of the grade before is killed.
+The launcher forks the runner before it creates the worker's namespaces. The runner is therefore outside the worker's
+sandbox and has no seccomp filter. A grade requests a run and receives its outcome over a socket that keeps message
+boundaries. The runner accepts no other request and does not trust any part of a message. On a second socket, the worker
+signals that the turn of a grade begins. The runner then kills the run of the previous grade; it does the same when the
+worker ends.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from typing import Any, NoReturn
 from agent_rft import untrusted
 
 MEMORY_EXIT = 77
-"""The exit status of a process that held a sandbox: the memory limit was exceeded."""
+"""Exit status of a process that held a sandbox, if the sandbox exceeded its memory limit."""
 MAX_RUNS = 256
-"""Runs of one grade."""
+"""Maximum runs of untrusted code per grade."""
 MAX_REQUEST_BYTES = 16 << 20
 MAX_FILES = 100
 MAX_NAME_BYTES = 200
 START_S, GRACE_S = 60.0, 30.0
-"""Deadlines for what the sandbox itself does, before and after the run."""
+"""Time allowed for the sandbox to start before the run, and to report after it."""
 MAIN = "main.py"
 DEFAULTS: dict[str, float] = {"wall_s": 10.0, "cpu_s": 10.0, "memory_bytes": 512 << 20, "output_bytes": 64 << 10}
 LEAST: dict[str, float] = {"wall_s": 0.1, "cpu_s": 0.1, "memory_bytes": 64 << 20, "output_bytes": 0}
@@ -39,15 +40,15 @@ Hold = Callable[[RunnerConfig], bool]
 
 
 class TurnEnded(Exception):
-    """The grade that asked has ended, or the worker has."""
+    """The grade that requested the run has ended, or the worker has."""
 
 
 class NotStarted(Exception):
-    """No sandbox for the run, or one that lacks a protection."""
+    """The sandbox of a run could not be created, or lacks a protection."""
 
 
 def start(config: RunnerConfig, hold: Hold) -> list[int]:
-    """Fork the runner; returns the descriptors of the worker's two sockets, which its program inherits."""
+    """Fork the runner; return the descriptors of the worker's two sockets, which the worker's program inherits."""
     requests, asks = socket.socketpair(type=socket.SOCK_SEQPACKET)
     turns, begins = socket.socketpair(type=socket.SOCK_SEQPACKET)
     if os.fork() == 0:
@@ -55,19 +56,19 @@ def start(config: RunnerConfig, hold: Hold) -> list[int]:
             asks.close()
             begins.close()
             null = os.open(os.devnull, os.O_RDWR)
-            for descriptor in (0, 1, 2):  # the owner would wait for their end
+            for descriptor in (0, 1, 2):  # the owner waits until these are closed
                 os.dup2(null, descriptor)
             Runner(config, hold, requests, turns).serve()
         finally:
             os._exit(0)
-    given = [asks.detach(), begins.detach()]
-    for descriptor in given:
+    inherited = [asks.detach(), begins.detach()]
+    for descriptor in inherited:
         os.set_inheritable(descriptor, True)
-    return given
+    return inherited
 
 
 class Runner:
-    """Serves the grades of one worker; `hold` holds a sandbox, in a process of its own."""
+    """Server of the grades of one worker. `hold` holds the sandbox of a run, in a separate process."""
 
     def __init__(self, config: RunnerConfig, hold: Hold, requests: socket.socket, turns: socket.socket) -> None:
         self._config = config
@@ -91,7 +92,7 @@ class Runner:
             self._requests.send(packet)
 
     def _receive(self, turn: bytes) -> tuple[bytes, bytes]:
-        """The next complete request of this turn, after its head; what a process left unfinished is dropped."""
+        """Return the head and body of this turn's next complete request; drop requests that were left unfinished."""
         head, request = b"", bytearray()
         while True:
             self._wait(self._requests, select.POLLIN, math.inf)
@@ -100,13 +101,13 @@ class Runner:
                 continue
             if packet[: untrusted.HEAD_BYTES] != head:
                 head, request = packet[: untrusted.HEAD_BYTES], bytearray()
-            if len(request) <= MAX_REQUEST_BYTES:  # a longer one is refused later
+            if len(request) <= MAX_REQUEST_BYTES:  # longer requests are refused later
                 request += packet[untrusted.HEAD_BYTES + 1 :]
             if packet[untrusted.HEAD_BYTES]:
                 return head, bytes(request)
 
     def _run(self, request: bytes) -> bytes:
-        """The answer to a request: the outcome of its run, or why there is none."""
+        """Run a request; return its outcome, or why it did not run."""
         try:
             limits = checked(request, self._config["launch"]["memory_bytes"])
         except ValueError as error:
@@ -125,22 +126,22 @@ class Runner:
         except NotStarted as error:
             return untrusted.pack({"no_sandbox": str(error)})
         finally:
-            ours.close()  # which kills it
+            ours.close()  # kills the sandbox
             _, status, usage = os.wait4(pid, 0)
         return answer(message, os.waitstatus_to_exitcode(status) == MEMORY_EXIT, limits, usage, began)
 
     def _start(self, channel: socket.socket, worker: RunnerConfig) -> None:
-        """Let the sandbox give up its rights, and check that it did."""
+        """Let the sandbox drop its privileges, and check its protections."""
         deadline = time.monotonic() + START_S
         try:
             untrusted.send(channel, json.dumps(worker).encode())
-            said = untrusted.decode(self._frame(channel, deadline))
+            report = untrusted.decode(self._frame(channel, deadline))
         except (OSError, EOFError, ValueError):
             raise NotStarted("the sandbox ended before the code was run") from None
-        check_holds(self._config, said)
+        check_holds(self._config, report)
 
     def _outcome(self, channel: socket.socket, request: bytes, wall_s: float) -> bytes | None:
-        """What the sandbox says about its run; None if it was killed."""
+        """Send the request to the sandbox and return its outcome; None if the sandbox was killed."""
         with suppress(OSError, EOFError, ValueError):
             untrusted.send(channel, request)
             return self._frame(channel, time.monotonic() + wall_s + GRACE_S)
@@ -149,7 +150,7 @@ class Runner:
     def _frame(self, channel: socket.socket, deadline: float) -> bytes:
         length = int.from_bytes(self._exactly(channel, 4, deadline), "big")
         if length > MAX_OUTCOME_BYTES:
-            raise ValueError(f"a message of {length} bytes")
+            raise ValueError(f"the message has {length} bytes, more than {MAX_OUTCOME_BYTES}")
         return self._exactly(channel, length, deadline)
 
     def _exactly(self, channel: socket.socket, size: int, deadline: float) -> bytes:
@@ -163,11 +164,11 @@ class Runner:
         return data
 
     def _wait(self, channel: socket.socket, event: int, deadline: float) -> None:
-        """Wait for a channel.
+        """Wait until a channel is ready.
 
         Raises:
-            TurnEnded: the turn ended before.
-            TimeoutError: it is not ready at the deadline.
+            TurnEnded: The turn ended first.
+            TimeoutError: The channel was not ready by the deadline.
         """
         poll = select.poll()
         poll.register(self._turns, select.POLLIN)
@@ -181,7 +182,7 @@ class Runner:
 
 
 def hold_in_this_process(hold: Hold, launch: RunnerConfig, channel: socket.socket) -> NoReturn:
-    """Hold the sandbox of one run, whose first process has `channel` as its descriptor 0."""
+    """Hold the sandbox of one run until it ends, then exit. Its first process has `channel` as descriptor 0."""
     status = 1
     try:
         os.dup2(channel.fileno(), 0)
@@ -195,25 +196,25 @@ def hold_in_this_process(hold: Hold, launch: RunnerConfig, channel: socket.socke
 
 
 def of_one_run(config: RunnerConfig, limits: dict[str, float]) -> tuple[RunnerConfig, RunnerConfig]:
-    """What holds the sandbox of one run, and its first process, are told."""
+    """Return the configurations of the process that holds the sandbox of one run, and of its first process."""
     launch = {**config["launch"], "memory_bytes": limits["memory_bytes"]}
     worker = {**config["worker"], "run": limits, "main": MAIN}
     worker["limits"] = {**worker["limits"], "AS": limits["memory_bytes"]}
-    for told, name in ((launch, "become"), (worker, "uid")):
-        if told[name] is not None:
-            told[name] = unused_id(*config["ids"])
+    for target, name in ((launch, "become"), (worker, "uid")):
+        if target[name] is not None:
+            target[name] = unused_id(*config["ids"])
     return launch, worker
 
 
 def check_holds(config: RunnerConfig, said: dict[str, Any]) -> None:
-    """Check what the first process of a sandbox says about its protections.
+    """Check the protections that the first process of a sandbox reports.
 
     Raises:
-        NotStarted: one is missing.
+        NotStarted: A protection is missing.
     """
     failed = [name for name in config["protections"] if not said.get("holds", {}).get(name)]
     if failed:
-        raise NotStarted(said.get("error") or f"it lacks protections: {', '.join(failed)}")
+        raise NotStarted(said.get("error") or f"the sandbox lacks protections: {', '.join(failed)}")
 
 
 def unused_id(first: int, last: int) -> int:
@@ -225,27 +226,27 @@ def unused_id(first: int, last: int) -> int:
 
 
 def refuse(request: bytes) -> bytes:
-    return untrusted.pack({"refused": f"a grade may run code {MAX_RUNS} times"})
+    return untrusted.pack({"refused": f"a grade may run untrusted code at most {MAX_RUNS} times"})
 
 
 def checked(request: bytes, most_memory: int) -> dict[str, float]:
-    """The limits of a request, all of them.
+    """Check a request and return its limits, including defaults.
 
     Raises:
-        ValueError: the request is invalid; the message is for the grader's author.
+        ValueError: The request is invalid; the message is written for the grader's author.
     """
     if len(request) > MAX_REQUEST_BYTES:
-        raise ValueError(f"code, stdin and files have more than {MAX_REQUEST_BYTES:,} bytes")
+        raise ValueError(f"code, stdin and files have more than {MAX_REQUEST_BYTES:,} bytes in total")
     header, parts = untrusted.unpack(request)
     names, limits = header.get("files"), header.get("limits")
     if not isinstance(names, list) or len(parts) != 2 + len(names) or not isinstance(limits, dict):
-        raise ValueError("not a request")
+        raise ValueError("the request is malformed")
     if len(names) > MAX_FILES:
-        raise ValueError(f"more than {MAX_FILES} files")
+        raise ValueError(f"files: there are more than {MAX_FILES}")
     for name in names:
         check_name(name)
     if unknown := sorted(set(limits) - set(DEFAULTS)):
-        raise ValueError(f"limits: {unknown[0]!r:.100} is unknown; known are {', '.join(DEFAULTS)}")
+        raise ValueError(f"limits: {unknown[0]!r:.100} is unknown; use {', '.join(DEFAULTS)}")
     limits = {**DEFAULTS, **limits}
     for name, value in limits.items():
         most = min(MOST[name], most_memory) if name == "memory_bytes" else MOST[name]
@@ -255,28 +256,28 @@ def checked(request: bytes, most_memory: int) -> dict[str, float]:
 
 
 def check_name(name: object) -> None:
-    """Check that this is a file's path below the scratch folder.
+    """Check that `name` is the path of a file below the scratch folder.
 
     Raises:
-        ValueError: it is not.
+        ValueError: The name is not such a path, or it is reserved for the code.
     """
     if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_NAME_BYTES or "\0" in name:
-        raise ValueError(f"files: a name must be a text of 1 to {MAX_NAME_BYTES} bytes")
+        raise ValueError(f"files: a name must be a string of 1 to {MAX_NAME_BYTES} bytes")
     if any(part in ("", ".", "..") for part in name.split("/")):
         raise ValueError(f"files: {name!r} must be a path below the folder of the run, such as 'data.csv' or 'a/b.py'")
     if name == MAIN:
-        raise ValueError(f"files: {MAIN} is the code itself")
+        raise ValueError(f"files: the name {MAIN} is reserved for the code")
 
 
 def answer(message: bytes | None, over_memory: bool, limits: dict[str, float], usage: Any, began: float) -> bytes:
-    """The answer for a run, from what the first process of its sandbox says; from what is known outside if it died."""
+    """Build the answer for a run from the report of its sandbox, or from outside measurements if the sandbox died."""
     wall_s, cpu_s = time.monotonic() - began, usage.ru_utime + usage.ru_stime
     outcome = {"exit": -9, "timed_out": wall_s >= limits["wall_s"], "wall_s": wall_s, "cpu_s": cpu_s}
     output: list[bytes] = []
     if message is not None:
         with suppress(ValueError):
-            said, output = untrusted.unpack(message)
-            if "refused" in said:
-                return untrusted.pack({"refused": said["refused"]})
-            outcome = {name: said[name] for name in outcome if name in said}
+            report, output = untrusted.unpack(message)
+            if "refused" in report:
+                return untrusted.pack({"refused": report["refused"]})
+            outcome = {name: report[name] for name in outcome if name in report}
     return untrusted.pack({**outcome, "killed": outcome["exit"] < 0, "over_memory": over_memory}, output or [b"", b""])

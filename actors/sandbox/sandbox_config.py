@@ -1,6 +1,6 @@
-"""The configuration of a sandbox: its limits, the files that it shows, and the command lines of launcher and worker.
+"""Sandbox configuration: limits, visible files, and the command lines of launcher and worker.
 
-bubblewrap and our own launcher show the same files at the same places.
+bubblewrap and our launcher show the same files at the same paths.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ PROTECTIONS = (
     "memory",
     "readable_python",
 )
-"""The last one is a prerequisite: no grader can run if Python's folders are unreadable for other users."""
+"""The last entry is a prerequisite: graders cannot run if other users cannot read Python's folders."""
 SCRATCH = "/tmp"
 NOBODY = 65534
 CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN = 6, 7, 21
 MANY_IDS, FEW_IDS = (2_000_000_000, 2_100_000_000), (30_000, 60_000)
-"""Ranges of unused user ids: very high ones, or, in a container with only 65,536 ids, those below `nobody`."""
+"""Ranges of unused user ids: very high ids, or, in a container with only 65,536 ids, ids below `nobody`."""
 PACKAGE = Path(agent_rft.__path__[0])
 HERE = PACKAGE / "actors" / "sandbox"
 BESIDE = ("inside.py",)
-"""Files of this folder that each first process of a sandbox imports."""
+"""Files of this folder that the first process of every sandbox imports."""
 SHARED = ("__init__.py", "untrusted.py")
-"""Files of the package that a sandbox has as well."""
+"""Files at the top of the package that every sandbox contains."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
     """The limits of one sandbox, which runs one grade at a time.
 
-    `memory_bytes` limits both the address space of each process and the memory of all together, including the files of
-    the scratch folder and the buffers of sockets.
+    `memory_bytes` limits the address space of each process. It also limits the memory of all processes together, which
+    includes the files of the scratch folder and the socket buffers.
     """
 
     memory_bytes: int = 2 << 30
@@ -59,12 +59,12 @@ class SandboxLimits:
 
 
 RUN_LIMITS = SandboxLimits(scratch_bytes=64 << 20, num_processes=32)
-"""The limits of a run of untrusted code, beside the grader's own; its memory is for the grader to say, up to that of
-the grader."""
+"""Limits of a run of untrusted code, in addition to the grader's own limits. Each request sets its memory limit, up to
+the grader's."""
 
 
 def python_path() -> str:
-    """The interpreter itself, with all links and virtual environments resolved."""
+    """Return the path of the interpreter, with all links and virtual environments resolved."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
@@ -74,19 +74,19 @@ def _packages() -> list[str]:
     return sorted(path for path in found if os.path.isdir(path))
 
 
-def _inside(path: str, way: Way) -> str:
-    """A path as seen inside the sandbox, where the scratch folder would hide paths below it."""
+def _path_inside(path: str, way: Way) -> str:
+    """Return a path as seen inside the sandbox. Paths below the scratch folder move, because it would hide them."""
     return f"/.outside{path}" if way != "none" and path.startswith(f"{SCRATCH}/") else path
 
 
 def _environment(way: Way) -> dict[str, str]:
-    """A clean environment; numpy gets one thread, since other grades use the other cores."""
+    """Return a clean environment. numpy gets one thread, because other grades use the remaining cores."""
     return {
-        "PATH": f"{os.path.dirname(_inside(python_path(), way))}:/usr/bin:/bin",
+        "PATH": f"{os.path.dirname(_path_inside(python_path(), way))}:/usr/bin:/bin",
         "HOME": SCRATCH,
         "TMPDIR": SCRATCH,
         "LANG": "C.UTF-8",
-        "PYTHONPATH": os.pathsep.join(_inside(path, way) for path in _packages()),  # for child processes
+        "PYTHONPATH": os.pathsep.join(_path_inside(path, way) for path in _packages()),  # for child processes
         "PYTHONDONTWRITEBYTECODE": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
@@ -115,7 +115,7 @@ def launch_config(way: Way, limits: SandboxLimits, script: str) -> dict[str, Any
         "memory_bytes": limits.memory_bytes,
         "num_processes": limits.num_processes,
         "environment": _environment(way),
-        "command": [_inside(python_path(), way), "-I", "-S", "-B", f"{top}/agent_rft/actors/sandbox/{script}"],
+        "command": [_path_inside(python_path(), way), "-I", "-S", "-B", f"{top}/agent_rft/actors/sandbox/{script}"],
         "runs": None,
         "given": [],
         "bubblewrap": _bubblewrap(binds, links, devices, limits) if way == "bubblewrap" else [],
@@ -123,34 +123,34 @@ def launch_config(way: Way, limits: SandboxLimits, script: str) -> dict[str, Any
 
 
 def runs_config(way: Way, limits: SandboxLimits) -> dict[str, Any] | None:
-    """How the runner runs untrusted code; None if it cannot."""
+    """Return the runner's configuration; None without a sandbox, where untrusted code cannot run."""
     if way == "none":
         return None
-    of_run = replace(limits, scratch_bytes=RUN_LIMITS.scratch_bytes, num_processes=RUN_LIMITS.num_processes)
+    run_limits = replace(limits, scratch_bytes=RUN_LIMITS.scratch_bytes, num_processes=RUN_LIMITS.num_processes)
     filtered = {"seccomp": seccomp.program(children_count=True).hex()}
     return {
-        "launch": launch_config(way, of_run, "run_process.py"),
-        "worker": worker_config(way, of_run) | filtered,
+        "launch": launch_config(way, run_limits, "run_process.py"),
+        "worker": worker_config(way, run_limits) | filtered,
         "protections": PROTECTIONS,
         "ids": _unused_ids(),
     }
 
 
 def _binds(way: Way) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """The visible paths as pairs (source, path), and links as pairs (target, path)."""
+    """Return the visible paths as pairs (source, path), and links as pairs (target, path)."""
     base = os.path.realpath(sys.base_prefix)
-    wanted = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo"]
-    wanted += [f"{base}/lib", f"{base}/lib64", python_path(), *_packages()]
-    links = [(os.readlink(path), path) for path in wanted[:4] if os.path.islink(path)]
-    found = [path for path in dict.fromkeys(wanted) if os.path.exists(path) and not os.path.islink(path)]
-    kept = [path for path in found if not any(path.startswith(f"{other}/") for other in found)]
-    return [(path, _inside(path, way)) for path in kept], links
+    visible = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo"]
+    visible += [f"{base}/lib", f"{base}/lib64", python_path(), *_packages()]
+    links = [(os.readlink(path), path) for path in visible[:4] if os.path.islink(path)]
+    found = [path for path in dict.fromkeys(visible) if os.path.exists(path) and not os.path.islink(path)]
+    outermost = [path for path in found if not any(path.startswith(f"{other}/") for other in found)]
+    return [(path, _path_inside(path, way)) for path in outermost], links
 
 
 def _bubblewrap(
     binds: list[tuple[str, str]], links: list[tuple[str, str]], devices: list[str], limits: SandboxLimits
 ) -> list[str]:
-    """The command line up to the command to run inside."""
+    """Return bubblewrap's command line, without the command to run inside."""
     words = [shutil.which("bwrap") or "bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     words += ["--unshare-cgroup-try", "--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     if _becomes_other_user():
@@ -184,13 +184,13 @@ def worker_config(way: Way, limits: SandboxLimits) -> dict[str, Any]:
         "MSGQUEUE": 0,
         "RTPRIO": 0,
     }
-    if sandboxed:  # otherwise they would count what all processes of this user have
+    if sandboxed:  # without a sandbox, these limits would count all processes of this user
         rlimits |= {"NPROC": limits.num_processes, "SIGPENDING": limits.num_open_files}
     cores = sorted(os.sched_getaffinity(0))
     return {
         "sandboxed": sandboxed,
         "uid": unused_id(*_unused_ids()) if sandboxed and _becomes_other_user() else None,
-        "packages": [_inside(path, way) for path in _packages()],
+        "packages": [_path_inside(path, way) for path in _packages()],
         "limits": rlimits,
         "cores": random.sample(cores, min(limits.num_cores, len(cores))),
         "seccomp": seccomp.program().hex() if sandboxed else "",
@@ -198,15 +198,15 @@ def worker_config(way: Way, limits: SandboxLimits) -> dict[str, Any]:
 
 
 def _becomes_other_user() -> bool:
-    """Whether the sandbox runs under an unused user id, as root's do if there are such ids (not in every container).
+    """Whether the sandbox runs under an unused user id. This requires root, and ids that some containers lack.
 
-    Otherwise it runs in a user namespace, in which this user has no capabilities.
+    Otherwise the sandbox runs in a user namespace, in which this user has no capabilities.
     """
     return os.getuid() == 0 and _num_ids() > FEW_IDS[1] and _has_capability(CAP_SYS_ADMIN)
 
 
 def _leaves_root_first() -> bool:
-    """Whether root cannot create namespaces, as in most containers, and becomes a plain user who perhaps can."""
+    """Whether root cannot create namespaces, as in most containers, and first becomes an ordinary user, who may."""
     rights = _has_capability(CAP_SETUID) and _has_capability(CAP_SETGID)
     return os.getuid() == 0 and _num_ids() > FEW_IDS[1] and rights and not _becomes_other_user()
 

@@ -1,4 +1,4 @@
-"""The scratch folder of a worker is emptied after each grade, whatever the grade has put into it or in its place."""
+"""Cleanup of a worker's scratch folder after each grade, whatever the grade has put into it or in its place."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ def empty(folder: str, known: tuple[int, int]) -> None:
     """Empty the scratch folder, to any depth, without following links and without leaving its file system.
 
     Raises:
-        OSError: it cannot be emptied, or is no longer the folder with this device and inode.
+        OSError: The folder cannot be emptied, or it is not the folder with this device and inode.
     """
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if identity(top) != known:
-            raise OSError(f"{folder} is another folder now")
+            raise OSError(f"{folder} has been replaced by another folder")
         while names := remove_files(top):
             for name in names:
                 empty_into(top, name)
@@ -25,7 +25,7 @@ def empty(folder: str, known: tuple[int, int]) -> None:
 
 
 def empty_into(top: int, name: str) -> None:
-    """Remove the files of the folder `name` in `top`, and move its folders to `top`, so that no path gets long."""
+    """Remove the files of the folder `name` in `top`, and move its subfolders to `top`, so that paths stay short."""
     os.chmod(name, stat.S_IRWXU, dir_fd=top)
     inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
     try:
@@ -39,7 +39,7 @@ def empty_into(top: int, name: str) -> None:
 
 
 def remove_files(folder: int) -> list[str]:
-    """Remove all but the folders; returns their names."""
+    """Remove everything except subfolders; return the names of the subfolders."""
     folders = []
     with os.scandir(folder) as entries:
         for entry in list(entries):
@@ -56,7 +56,7 @@ def identity(folder: int) -> tuple[int, int]:
 
 
 def scratch_folder() -> tuple[str, tuple[int, int]]:
-    """Path and identity of this folder, remembered before foreign code can change to another one."""
+    """Return path and identity of the current folder. Called before untrusted code can change to another folder."""
     folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
     try:
         return os.getcwd(), identity(folder)

@@ -1,9 +1,13 @@
-"""The seccomp filter of a grader: a list of the system calls that Python and numpy need; all others are denied.
+"""Seccomp filter of a sandbox, which allows the system calls that Python and numpy need and denies all others.
 
-Not in the list is what reaches beyond the sandbox's own processes and files (sockets, tracing, mounts, namespaces,
-keys), what is known from sandbox escapes (bpf, io_uring, userfaultfd, ...), what holds memory that no limit counts
-(memfd, System V shared memory, messages with descriptors in them, splice), and what changes the clock, or another
-process's limits or priority. Some calls are allowed with certain arguments only (`_checks`).
+Denied calls include:
+
+- calls that reach beyond the sandbox's processes and files (sockets, tracing, mounts, namespaces, keys)
+- calls used in known sandbox escapes (bpf, io_uring, userfaultfd, ...)
+- calls that hold uncounted memory (memfd, System V shared memory, messages with descriptors, splice)
+- calls that change the clock, or the limits or priority of another process
+
+Some calls are allowed only with certain arguments (`_checks`).
 """
 
 from __future__ import annotations
@@ -79,7 +83,7 @@ CHECKED: dict[str, tuple[int, int]] = {
     "sendto": (44, 206),
     "recvfrom": (45, 207),
 }
-"""Calls that are allowed with certain arguments."""
+"""Calls that are allowed only with certain arguments."""
 LAST_KNOWN = 469
 """The highest number of Linux 6.17. Newer calls fail with ENOSYS, as on a kernel that does not have them, so that
 libraries fall back to older ones."""
@@ -95,8 +99,8 @@ FCNTL = (0, 1, 2, 3, 4, 5, 36, 1030, 1032)
 """F_DUPFD, GETFD, SETFD, GETFL, SETFL, GETLK, OFD_GETLK, DUPFD_CLOEXEC, GETPIPE_SZ; not SETPIPE_SZ, which enlarges a
 buffer."""
 FCNTL_IGNORED = (6, 7, 37, 38)
-"""F_SETLK, SETLKW, OFD_SETLK, OFD_SETLKW succeed and lock nothing: each lock is memory that nothing counts, and SQLite
-needs them to succeed."""
+"""F_SETLK, SETLKW, OFD_SETLK, OFD_SETLKW succeed without locking anything: each lock would use uncounted memory, but
+SQLite needs these calls to succeed."""
 IOCTL = (0x5401, 0x802C542A, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS, TCGETS2, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 PRCTL = (3, 15, 16, 21, 23, 39, 0x53564D41)
@@ -116,24 +120,24 @@ def machine_is_known() -> bool:
 
 
 def allowed(machine: str) -> dict[str, int]:
-    """The numbers of the calls that are allowed with any arguments."""
+    """Return the numbers of the calls that are allowed with any arguments."""
     column = MACHINES.index(machine)
     legacy = ALLOWED_X86 if machine == "x86_64" else {}
     return {name: numbers[column] for name, numbers in ALLOWED.items()} | legacy
 
 
 def checked(machine: str) -> dict[str, int]:
-    """The numbers of the calls whose arguments decide."""
+    """Return the numbers of the calls that are allowed only with certain arguments."""
     column = MACHINES.index(machine)
     return {name: numbers[column] for name, numbers in CHECKED.items()}
 
 
 def program(machine: str | None = None, *, children_count: bool = False) -> bytes:
-    """The filter as an array of struct sock_filter, for prctl(PR_SET_SECCOMP).
+    """Return the filter as an array of struct sock_filter, for prctl(PR_SET_SECCOMP).
 
     A denied call fails with EPERM. clone3 fails with ENOSYS, since a filter cannot read its flags behind a pointer, and
     the C library then uses clone. A call with another architecture's numbers (32 bit, x32) kills the process.
-    With `children_count` the action of SIGCHLD cannot be changed: times of children that it discards would be lost.
+    With `children_count`, the action of SIGCHLD cannot be changed, because CPU times of ignored children are lost.
     """
     machine = machine or platform.machine()
     steps = [(LOAD, 0, 0, ARCH), (EQUAL, 1, 0, AUDIT_ARCH[machine]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
@@ -149,14 +153,14 @@ def program(machine: str | None = None, *, children_count: bool = False) -> byte
 
 
 def _checks(children_count: bool) -> dict[str, list[Step]]:
-    """What is done with a call in `CHECKED`; the lower half of an argument has all that the kernel reads."""
-    shared = MAP_SHARED | MAP_ANONYMOUS  # memory in no process and no file, as is that of a huge page
+    """Return the steps for each call in `CHECKED`. The kernel reads only the lower half of these arguments."""
+    shared = MAP_SHARED | MAP_ANONYMOUS  # like a huge page, this memory belongs to no process and no file
     mapping = [_load(3), (ANY_BIT, 2, 0, MAP_HUGETLB), (AND, 0, 0, shared), (EQUAL, 0, 1, shared), _DENY, _ALLOW]
     return {
         "clone": _unless_bits(0, NEW_NAMESPACES),
         "clone3": [(RETURN, 0, 0, ERRNO | errno.ENOSYS)],
         "prctl": _if_one_of(0, PRCTL),
-        "prlimit64": _if_one_of(0, (0,)),  # for the process itself
+        "prlimit64": _if_one_of(0, (0,)),  # only for the process itself
         "rt_sigaction": _KEEP_SIGCHLD if children_count else [_ALLOW],
         "mmap": mapping,
         "socketpair": _if_one_of(0, (AF_UNIX,)),
@@ -173,7 +177,7 @@ _DENY: Step = (RETURN, 0, 0, DENY)
 
 _KEEP_SIGCHLD: list[Step] = [
     *((LOAD, 0, 0, ARGUMENTS), (EQUAL, 1, 0, SIGCHLD), _ALLOW),
-    *((LOAD, 0, 0, ARGUMENTS + 8), (EQUAL, 0, 3, 0)),  # it is only read if the pointer to a new action is null
+    *((LOAD, 0, 0, ARGUMENTS + 8), (EQUAL, 0, 3, 0)),  # a null pointer to the new action only reads the current one
     *((LOAD, 0, 0, ARGUMENTS + 12), (EQUAL, 0, 1, 0), _ALLOW, _DENY),
 ]
 
@@ -187,7 +191,7 @@ def _if_one_of(argument: int, values: tuple[int, ...], error: int = errno.EPERM)
 
 
 def _returns(values: tuple[int, ...], result: int) -> list[Step]:
-    """The steps that end with `result` if the argument loaded last is one of `values`."""
+    """Return the steps that end with `result` if the most recently loaded argument is one of `values`."""
     return [step for value in values for step in ((EQUAL, 0, 1, value), (RETURN, 0, 0, result))]
 
 
@@ -196,7 +200,7 @@ def _unless_bits(argument: int, bits: int) -> list[Step]:
 
 
 def _ranges(numbers: list[int]) -> list[tuple[int, int]]:
-    """Sorted numbers as first and last ones of unbroken ranges, which makes the filter shorter."""
+    """Return the (first, last) of each unbroken range of sorted numbers, which makes the filter shorter."""
     found: list[tuple[int, int]] = []
     for number in numbers:
         if found and found[-1][1] == number - 1:

@@ -1,10 +1,10 @@
-"""Starts sandboxes: our own namespaces first, else with bubblewrap if it is installed and works, else not at all.
+"""Startup of sandboxes: with our own namespaces, or with bubblewrap if they do not work and it is installed.
 
-bubblewrap is for plain users to whom the system denies user namespaces, except in programs that it knows (AppArmor on
-Ubuntu 24.04 and later). A missing protection is an error, never a weaker sandbox: after giving up its privileges, the
-worker checks which protections are effective, and all of PROTECTIONS must be before the grader's source is sent to it.
-Without a sandbox (`unsandboxed_python`) there are only the deadline and the limits of each process. What holds in which
-way is in the table of docs/security.md.
+bubblewrap is for ordinary users on systems that allow user namespaces only to listed programs (AppArmor on Ubuntu 24.04
+and later). A missing protection is an error, never a weaker sandbox. After the worker has dropped its privileges, it
+checks which protections are effective. It receives the grader's source only if all of PROTECTIONS are. Without a
+sandbox (`unsandboxed_python`), only the deadline and the limits of each process apply. docs/security.md has a table of
+the protections of each way.
 """
 
 from __future__ import annotations
@@ -38,23 +38,26 @@ from agent_rft.errors import RftError, UserError
 START_S = 60.0
 """Timeout for creating a sandbox and running the grader's module."""
 NEEDED_LINUX = (5, 14)
-"""The first version that counts processes per user namespace (mount_setattr needs 5.12)."""
+"""First version that counts processes per user namespace (mount_setattr requires 5.12)."""
 MAX_STDERR_CHARS = 500
 REMEDY = (
     "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1; in a container, a "
-    "seccomp profile that allows unshare and mount), or, where AppArmor allows them to known programs only (Ubuntu "
+    "seccomp profile that allows unshare and mount), or, where AppArmor allows them only to listed programs (Ubuntu "
     "24.04 and later), install bubblewrap (apt-get install bubblewrap), or set unsandboxed_python: true in the "
-    "operator's configuration, which lets graders read and send whatever this user can"
+    "operator's configuration, which lets graders read and send everything that this user can"
 )
-TRY_AGAIN = "the machine seems overloaded: try again when it has processors free"
+TRY_AGAIN = "the machine seems overloaded; try again when it has free CPUs"
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxReport:
-    """How sandboxes can be created on this machine.
+    """Report on how sandboxes can be created on this machine.
 
-    `way` is None if they cannot; `holds` says which protections are effective; `missing` says why ways do not work;
-    `late`, that one of these was not ready in time: it may work at the next try.
+    Attributes:
+        way: The way that works; None: this machine cannot create sandboxes.
+        holds: Whether each protection is effective.
+        missing: Why each of the other ways does not work.
+        late: Whether a sandbox was not ready in time, so that the next try may succeed.
     """
 
     way: Way | None
@@ -64,7 +67,7 @@ class SandboxReport:
 
 
 class SandboxFailed(RftError):
-    """A sandbox did not start, or lacks a protection; `late` says that it was not ready in time."""
+    """A sandbox did not start, or lacks a protection. `late`: it was not ready in time."""
 
     def __init__(self, message: str, late: bool = False) -> None:
         super().__init__(message, late=late)
@@ -80,17 +83,17 @@ class Sandbox:
     holds: dict[str, bool]
 
     def end(self) -> int:
-        """Kill it and wait for its end; returns the launcher's exit status."""
+        """Kill the sandbox and wait for its end; return the launcher's exit status."""
         self.channel.close()
         return _end(self.process)
 
 
 def choose_way(report: SandboxReport, unsandboxed: bool) -> Way:
-    """How graders are sandboxed; "none" only if there is no other way and the operator allows it.
+    """Choose how graders are sandboxed; "none" only if no sandbox can be created and the operator allows that.
 
     Raises:
-        SandboxFailed: a sandbox was only late, so there may be a way.
-        UserError: there is no way; the message says what is missing and what to do.
+        SandboxFailed: A sandbox was not ready in time, so another try may succeed.
+        UserError: No sandbox can be created; the message names the reasons and the fix.
     """
     if report.way is not None:
         return report.way
@@ -105,23 +108,23 @@ def choose_way(report: SandboxReport, unsandboxed: bool) -> Way:
 
 
 class Reports:
-    """The report of this machine, kept once it has a way; a failure is not, since it may be one of the moment."""
+    """Cache of this machine's report. A report without a way is not cached, since the failure may be temporary."""
 
     def __init__(self, make: Callable[[], SandboxReport]) -> None:
         self._make = make
-        self._kept: SandboxReport | None = None
+        self._cached: SandboxReport | None = None
 
     def get(self) -> SandboxReport:
-        if self._kept is not None:
-            return self._kept
+        if self._cached is not None:
+            return self._cached
         report = self._make()
         if report.way is not None:
-            self._kept = report
+            self._cached = report
         return report
 
 
 def sandbox_report() -> SandboxReport:
-    """How sandboxes are created here; the first time, or while there is no way, by `try_ways`."""
+    """Return the cached report of this machine; calls `try_ways` until a way works."""
     return _REPORTS.get()
 
 
@@ -146,7 +149,7 @@ def start(source: str, way: Way, limits: SandboxLimits, *, timeout_s: float, cpu
     """Start a sandbox and run the module `source` in it; blocks. `cpu_s` limits each process of a grade.
 
     Raises:
-        SandboxFailed: it was not ready within `timeout_s`, or lacks a protection.
+        SandboxFailed: The sandbox was not ready within `timeout_s`, or it lacks a protection.
     """
     _check_needs(way)
     process, ours = launch({**launch_config(way, limits, "worker.py"), "runs": runs_config(way, limits)})
@@ -177,7 +180,7 @@ _REPORTS = Reports(lambda: try_ways(start))
 
 
 def launch(config: dict[str, Any]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start the launcher; returns its process and the socket to the first process of its sandbox."""
+    """Start the launcher; return its process and the socket to the first process of its sandbox."""
     ours, theirs = socket.socketpair()
     command = [python_path(), "-I", "-S", "-B", str(HERE / "launcher.py"), json.dumps(config)]
     with theirs:
@@ -204,25 +207,25 @@ def _end(process: subprocess.Popen[bytes]) -> int:
 
 
 def last_output(process: subprocess.Popen[bytes]) -> str:
-    """The last lines that launcher, bubblewrap or Python wrote to stderr."""
+    """Return the last lines that the launcher, bubblewrap or Python wrote to stderr."""
     assert process.stderr is not None
     try:
         _, output = process.communicate(timeout=15)
     except subprocess.TimeoutExpired:
         process.kill()
         _, output = process.communicate()
-    status = "it used more memory than its limit" if process.returncode == MEMORY_EXIT else ""
+    status = "the sandbox exceeded its memory limit" if process.returncode == MEMORY_EXIT else ""
     lines = output.decode(errors="replace").strip().splitlines()
     return "; ".join(lines[-2:])[:MAX_STDERR_CHARS] if lines else status
 
 
 def _check_needs(way: Way) -> None:
     if sys.platform != "linux":
-        raise SandboxFailed("not Linux")
+        raise SandboxFailed("sandboxes require Linux")
     if way == "none":
         return
     if not seccomp.machine_is_known():
-        raise SandboxFailed(f"no list of system calls for machine {platform.machine()}")
+        raise SandboxFailed(f"sandboxes do not support the architecture {platform.machine()}")
     if way == "bubblewrap" and shutil.which("bwrap") is None:
         raise SandboxFailed("bwrap is not installed")
     if tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2]) < NEEDED_LINUX:

@@ -1,7 +1,8 @@
-"""The memory that the processes of one sandbox use, as the launcher sees it from outside.
+"""Memory usage of the processes of one sandbox, as the launcher measures it from outside.
 
-Counted are private memory, swapped memory, the files of the scratch folder (mapped or not) and what the buffers of
-sockets can hold. The filter denies all other memory that outlives its mapping (`agent_rft.actors.sandbox.seccomp`).
+The sum includes private memory, swapped memory, the files of the scratch folder (mapped or not) and the capacity of
+socket buffers. The seccomp filter (`agent_rft.actors.sandbox.seccomp`) denies all other memory that outlives its
+mapping.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ USUAL_BUFFER_BYTES = 212_992
 
 
 class Usage(NamedTuple):
-    """Measures the sandbox with first process `pid`.
+    """Memory measurement of the sandbox whose first process is `pid`.
 
-    `socket_bytes` is what one of its sockets can hold, 0 if they are not counted; `scratch` is None if its files are
-    not.
+    `socket_bytes` is the capacity of one socket; 0: sockets are not counted. `scratch` is the scratch folder; None: its
+    files are not counted.
     """
 
     pid: int
@@ -26,18 +27,18 @@ class Usage(NamedTuple):
     socket_bytes: int
 
     def exceeds(self, limit_bytes: int) -> bool:
-        """Whether the sandbox uses more memory than that; the slow exact sum is made only if a fast bound exceeds."""
+        """Whether the sandbox exceeds `limit_bytes`. Computes the slow exact sum only if a fast upper bound does."""
         pids = tree(self.pid)
-        around = self._socket_bytes() + self._scratch_bytes()
-        return around + resident_bytes(pids) > limit_bytes and around + memory_bytes(pids, self.scratch) > limit_bytes
+        shared = self._socket_bytes() + self._scratch_bytes()
+        return shared + resident_bytes(pids) > limit_bytes and shared + memory_bytes(pids, self.scratch) > limit_bytes
 
     def _socket_bytes(self) -> int:
-        """A bound of what is in sockets, which may belong to no process while they are sent or closed."""
+        """Return an upper bound of the data in sockets. No process may own them while they are sent or closed."""
         if not self.socket_bytes:
             return 0
         with suppress(OSError), open(f"/proc/{self.pid}/net/sockstat") as file:
             return int(file.readline().split()[2]) * self.socket_bytes
-        return 0  # it has just ended
+        return 0  # the sandbox has just ended
 
     def _scratch_bytes(self) -> int:
         if self.scratch is None:
@@ -45,23 +46,23 @@ class Usage(NamedTuple):
         with suppress(OSError):
             place = f"/proc/{self.pid}/root{self.scratch}"
             if os.stat(place).st_dev == os.stat(self.scratch).st_dev:
-                return 0  # it has not entered its own root yet
+                return 0  # the process has not entered its new root yet
             status = os.statvfs(place)
             return (status.f_blocks - status.f_bfree) * status.f_frsize
         return 0
 
 
 def socket_bytes() -> int:
-    """The most that one socket of a pair holds: its buffer, exceeded by at most one message of that size."""
+    """Return the capacity of one socket of a pair: its buffer, plus one message of the same size."""
     try:
         with open(BUFFER_FILE) as file:
             return 2 * int(file.read())
-    except OSError:  # in a container; the value cannot be changed there
+    except OSError:  # in a container, where the value cannot be changed
         return 2 * USUAL_BUFFER_BYTES
 
 
 def tree(pid: int) -> list[int]:
-    """`pid` and its descendants: all of its namespace, since orphans become children of the first process."""
+    """Return `pid` and its descendants: all processes of its namespace, whose first process adopts orphans."""
     pids = [pid]
     for parent in pids:
         try:
@@ -69,14 +70,14 @@ def tree(pid: int) -> list[int]:
                 with open(f"/proc/{parent}/task/{thread}/children") as file:
                     pids += [int(child) for child in file.read().split()]
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
     return pids
 
 
 def memory_bytes(pids: list[int], scratch: str | None = None) -> int:
-    """The memory of these processes, with shared pages counted once (Pss), or more if that is unreadable.
+    """Return the memory of these processes, counting shared pages once (Pss); an upper bound if Pss is unreadable.
 
-    Mapped files of the scratch folder are left out if that is counted.
+    With `scratch`, shared memory is excluded, because the files of the scratch folder are counted separately.
     """
     kinds = ("Pss_Anon:", "SwapPss:") if scratch else ("Pss_Anon:", "SwapPss:", "Pss_Shmem:")
     total = 0
@@ -87,15 +88,15 @@ def memory_bytes(pids: list[int], scratch: str | None = None) -> int:
         except PermissionError:
             total += resident_bytes([pid])
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
     return total
 
 
 def resident_bytes(pids: list[int]) -> int:
-    """A cheap upper bound of `memory_bytes`: shared pages are counted for each process."""
+    """Return a cheap upper bound of `memory_bytes`, which counts shared pages once per process."""
     total = 0
     for pid in pids:
-        with suppress(OSError), open(f"/proc/{pid}/status") as file:  # it may have just ended
-            wanted = ("RssAnon:", "RssShmem:", "VmSwap:")
-            total += sum(int(line.split()[1]) for line in file if line.startswith(wanted)) << 10
+        with suppress(OSError), open(f"/proc/{pid}/status") as file:  # may have just ended
+            fields = ("RssAnon:", "RssShmem:", "VmSwap:")
+            total += sum(int(line.split()[1]) for line in file if line.startswith(fields)) << 10
     return total

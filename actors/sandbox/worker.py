@@ -1,15 +1,17 @@
-"""The inner process of one sandbox: drops its privileges, runs the grader's module once, and forks for each grade.
+"""Inner process of one sandbox: drops its privileges, runs the grader's module once, and forks for each grade.
 
-Each grade runs in its own fork, with the module as its body left it; the fork and all its descendants are killed before
-the next grade starts. Its answer comes over a separate pipe, after a random word that only this grade knows.
+Each grade runs in a separate fork, with the module as its body left it. The fork and all its descendants are killed
+before the next grade starts. The fork writes its answer to a separate pipe, after a random word that no other grade
+receives.
 
-This process is the first one of its namespace, so no process inside can kill or stop it. It is run by path, as `python
--I -S worker.py`, with the few files of ours that are bound beside it, and talks over the socket on descriptor 0. A
-message is its length (four bytes) and JSON. The first one is the configuration (`worker_config` in
-`agent_rft.actors.sandbox.sandbox_config`), answered with the effective protections. Only then does the owner send the
-grader's source, so no foreign code runs where a protection is missing. Its arguments are two more sockets, if there is
-a runner (`agent_rft.actors.sandbox.runner`): one for the runs that a grade asks for, and one on which this process says
-that the turn of a grade begins.
+The worker is the first process of its namespace, so no process inside can kill or stop it. It is run by path, as
+`python -I -S worker.py`, next to the few of our files that the sandbox contains. It exchanges messages over the socket
+on descriptor 0. A message is its length (four bytes) and JSON. The first message is the configuration (`worker_config`
+in `agent_rft.actors.sandbox.sandbox_config`), and the worker answers with the effective protections. Only then does the
+owner send the grader's source, so no untrusted code runs if a protection is missing.
+
+If there is a runner (`agent_rft.actors.sandbox.runner`), the arguments are the descriptors of two more sockets. Grades
+request runs on the first one. On the second one, the worker signals that the turn of a grade begins.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ FILE = "grader.py"
 MAX_ANSWER_BYTES = 64_000
 MAX_DETAILS_CHARS = 4_000
 MAX_FRAMES = 20
-NOTHING = "the process of the grader ended without a grade: "
+NOTHING = "the grader's process ended without a grade: "
 WorkerMessage = dict[str, Any]
 
 
@@ -48,7 +50,7 @@ WorkerMessage = dict[str, Any]
 
 
 def load(source: str, packages: list[str]) -> tuple[Any, str | None]:
-    """The function `grade` of the source, or the error that the module raised, as text."""
+    """Run the grader's module; return its function `grade`, or the module's error as text."""
     sys.path += packages
     linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
     module = type(sys)("grader")
@@ -64,7 +66,7 @@ def load(source: str, packages: list[str]) -> tuple[Any, str | None]:
 
 
 def import_ahead(source: str) -> None:
-    """Import the modules that functions import, so that not every grade has to."""
+    """Import the modules that functions import, so that each grade does not import them again."""
     for node in ast.walk(ast.parse(source)):
         names = []
         if isinstance(node, ast.Import):
@@ -77,19 +79,19 @@ def import_ahead(source: str) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """The traceback from the grader's own code on, truncated at its start."""
+    """Return the error's traceback from the grader's code on. A long traceback is truncated at its start."""
     try:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != FILE:
             trace = trace.tb_next
         text = "".join(traceback.format_exception(type(error), error, trace, limit=-MAX_FRAMES))
-    except BaseException:  # noqa: BLE001 - an error of the error itself, or no memory
+    except BaseException:  # noqa: BLE001 - formatting the error failed, or memory ran out
         text = type(error).__name__
     return text.strip()[-MAX_DETAILS_CHARS:]
 
 
 def number_of(value: Any) -> WorkerMessage:
-    """The message for the value that a grader returned."""
+    """Return the message for the value that a grader returned."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.floating, numpy.integer)):
         value = float(value)
@@ -106,13 +108,13 @@ def number_of(value: Any) -> WorkerMessage:
 
 
 def run(grade: Any, request: bytes) -> WorkerMessage:
-    """Run one grade; returns its message."""
+    """Run one grade; return its message."""
     try:
         body = json.loads(request)
         answer = number_of(grade(body["sample"], body["item"]))
     except BaseException as error:  # noqa: BLE001 - as in `load`
         answer = {"error": describe(error)}
-    if untrusted.failure is not None:  # whatever the grader made of it
+    if untrusted.failure is not None:  # even if the grader caught the error
         return {"lost": "no_sandbox", "error": untrusted.failure}
     return answer
 
@@ -121,7 +123,7 @@ def run(grade: Any, request: bytes) -> WorkerMessage:
 
 
 class Runs:
-    """The sockets to the runner, by their descriptors; without them a grade cannot run untrusted code."""
+    """Sockets to the runner, given by their descriptors. Without them, grades cannot run untrusted code."""
 
     def __init__(self, descriptors: list[int]) -> None:
         for descriptor in descriptors:
@@ -130,13 +132,13 @@ class Runs:
         self._turn = b""
 
     def begin_turn(self) -> None:
-        """Let the runner end what the last grade has left running, and serve the next one only."""
+        """Let the runner kill the last grade's runs, and serve only the next grade."""
         self._turn = os.urandom(untrusted.TURN_BYTES)
         for begins in self._sockets[1:]:
             begins.send(self._turn)
 
     def use(self) -> None:
-        """Let this process, which is a grade's, use them; only the worker says when a turn begins."""
+        """Let this process, which runs a grade, request runs. Closes the other socket, which only the worker uses."""
         for begins in self._sockets[1:]:
             begins.close()
         untrusted.connect(self._sockets[0] if self._sockets else None, self._turn)
@@ -148,7 +150,7 @@ class Runs:
 def fork_grade(
     grade: Any, request: bytes, word: bytes, channel: socket.socket, runs: Runs, cpu_s: int
 ) -> WorkerMessage:
-    """Run one grade in a fork; returns its message after the fork and all its descendants have ended."""
+    """Run one grade in a fork; return its message after the fork and all its descendants have ended."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -166,20 +168,23 @@ def fork_grade(
     if output.startswith(word) and output.endswith(b"\n"):
         with contextlib.suppress(ValueError, RecursionError):
             answer = json.loads(output[len(word) :])
-            if isinstance(answer, dict):  # the owner looks at its values
+            if isinstance(answer, dict):  # the owner checks its values
                 return {key: answer[key] for key in ("value", "error", "lost") if key in answer}
     if output:
-        return {"error": "the process of the grader wrote something other than the grade"}
+        return {"error": "the grader's process wrote something other than the grade"}
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number == signal.SIGKILL:
             return {"lost": "killed", "error": NOTHING + "it was killed by its CPU time limit or for lack of memory"}
-        return {"error": NOTHING + f"by signal {signal.Signals(number).name}"}
-    return {"error": NOTHING + f"with exit status {os.WEXITSTATUS(status)}"}
+        return {"error": NOTHING + f"it was ended by signal {signal.Signals(number).name}"}
+    return {"error": NOTHING + f"it ended with exit status {os.WEXITSTATUS(status)}"}
 
 
 def listen(read: int, pid: int) -> tuple[bytes, int]:
-    """The fork's output up to the end of its line or of itself, and its exit status; kills what is left of it."""
+    """Read the fork's output up to a line break or its end; return the output and the fork's exit status.
+
+    Kills the remaining processes of the grade.
+    """
     os.set_blocking(read, False)
     ended = os.pidfd_open(pid)
     poll = select.poll()
@@ -195,7 +200,7 @@ def listen(read: int, pid: int) -> tuple[bytes, int]:
         if output.endswith(b"\n") or (ended in ready and not chunk):
             break
         if read in ready and not chunk:
-            poll.unregister(read)  # the pipe is closed: wait for the process's end, or the deadline
+            poll.unregister(read)  # the pipe is closed: wait until the process ends or the owner kills it
     status = inside.reap(pid)
     os.close(ended)
     return output, status
@@ -204,7 +209,7 @@ def listen(read: int, pid: int) -> tuple[bytes, int]:
 def main() -> None:
     channel = socket.socket(fileno=os.dup(0))
     runs = Runs([int(text) for text in sys.argv[1:]])
-    untrusted.connect(None, b"")  # the grader's module, which is loaded next, cannot run any
+    untrusted.connect(None, b"")  # the grader's module, loaded next, cannot run untrusted code
     config = json.loads(inside.receive(channel) or b"null")
     folder, known = scratch.scratch_folder()
     inside.start(channel, config)

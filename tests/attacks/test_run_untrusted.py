@@ -166,12 +166,12 @@ PACKETS = {
     "head + b'\\1',": "Expecting value",
     "head + b'\\1' + bytes(60_000),": "Expecting value",
     "head + b'\\1' + b'\\xff' * 60_000,": "too large: 4294967295 bytes",
-    "head + b'\\1' + ours.pack({}),": "not a request",
-    "head + b'\\1' + ours.pack({'files': [], 'limits': {}}, [b'1']),": "not a request",
-    "head + b'\\1' + ours.pack({'files': ['x'], 'limits': {}}, [b'1', b'']),": "not a request",
-    "head + b'\\1' + ours.pack({'files': [], 'limits': []}, [b'1', b'']),": "not a request",
+    "head + b'\\1' + ours.pack({}),": "the request is malformed",
+    "head + b'\\1' + ours.pack({'files': [], 'limits': {}}, [b'1']),": "the request is malformed",
+    "head + b'\\1' + ours.pack({'files': ['x'], 'limits': {}}, [b'1', b'']),": "the request is malformed",
+    "head + b'\\1' + ours.pack({'files': [], 'limits': []}, [b'1', b'']),": "the request is malformed",
     "head + b'\\1' + ours.pack({'files': ['../x'], 'limits': {}}, [b'1', b'', b'']),": "a path below the folder",
-    "head + b'\\1' + ours.pack({'files': [['x']], 'limits': {}}, [b'1', b'', b'']),": "must be a text",
+    "head + b'\\1' + ours.pack({'files': [['x']], 'limits': {}}, [b'1', b'', b'']),": "must be a string",
     "head + b'\\1' + ours.pack({'files': ['\\ud800'], 'limits': {}}, [b'1', b'', b'']),": "surrogates",
     "head + b'\\1' + ours.pack({'files': ['a', 'a/b'], 'limits': {}}, [b''] * 4),": "files: ",
     "head + b'\\1' + (59_000).to_bytes(4, 'big') + b'[' * 59_000,": "nested too deeply",
@@ -215,7 +215,7 @@ async def test_a_mistake_in_a_call_is_the_grader_s_failure(make: Make) -> None:
     for limits, says in (
         ({"wall_s": 1000}, "wall_s must be a number from 0.1 to 120"),
         ({"memory_bytes": True}, "memory_bytes must be"),
-        ({"cpu": 1}, "'cpu' is unknown; known are wall_s, cpu_s"),
+        ({"cpu": 1}, "'cpu' is unknown; use wall_s, cpu_s"),
     ):
         error = await failure(make(source), limits)
         assert error.details["code"] == RUNTIME and says in error.message

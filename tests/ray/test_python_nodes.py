@@ -102,7 +102,7 @@ async def test_its_death_fails_the_grades_in_flight_and_it_restarts(cluster: Clu
     await until(lambda: len(process.children(recursive=True)) >= idle + 2)  # a process for each grade
     process.kill()
     for grade in slow:
-        with pytest.raises(GraderFailed, match="the process of python graders was lost") as lost:
+        with pytest.raises(GraderFailed, match="the python grader process was lost") as lost:
             await grade
         assert lost.value.details["kind"] == "lost"
     assert (await pool.grade(*RIGHT)).value == 1.0

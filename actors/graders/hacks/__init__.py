@@ -1,4 +1,4 @@
-"""The checks of the `code_check` grader: known hacks of code tasks, found in syntax trees.
+"""Checks of the `code_check` grader: detection of known hacks of code tasks in syntax trees.
 
-Nothing here runs the code that it checks.
+The checks never run the code.
 """

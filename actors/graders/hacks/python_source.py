@@ -1,4 +1,4 @@
-"""Python code in an answer: extracted, parsed within bounds and normalised. It is never run."""
+"""Python code in an answer: extraction, bounded parsing and normalization. The code is never run."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_CHARS = 50_000
-"""Parsed in a tenth of a second; no solution of a code task is longer."""
+"""Maximum length of an answer. Parsing takes 0.1 s at this length, and no solution of a code task is longer."""
 MAX_DEPTH = 120
-"""The deepest nesting of statements and expressions."""
+"""Maximum nesting of statements and expressions."""
 
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})(.*)")
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 class TooMuch(Exception):
-    """The code exceeds a bound; the message says which one."""
+    """The code exceeds a bound; the message names the bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class PythonSource:
     """The Python code in an answer.
 
-    `trees` are the syntax trees of its code blocks in order; `text` has the code of all blocks, also of those that are
-    not valid Python.
+    `trees` are the syntax trees of its valid code blocks, in order. `text` is the code of all blocks, including blocks
+    that are not valid Python.
     """
 
     text: str
@@ -39,7 +39,7 @@ class PythonSource:
 
     @property
     def functions(self) -> dict[str, FunctionNode]:
-        """Top-level functions and methods by name; if two have the same name, the last one, as in Python."""
+        """Top-level functions and methods by name. If two have the same name, the last one counts, as in Python."""
         return dict(_functions(self.statements))
 
     @property
@@ -48,30 +48,30 @@ class PythonSource:
 
 
 def source_of(text: str) -> PythonSource:
-    """The code in fenced blocks, or the whole text if there are none.
+    """Parse the code in fenced blocks, or the full text if it has no fenced blocks.
 
     Raises:
-        TooMuch: it exceeds MAX_CHARS or MAX_DEPTH.
+        TooMuch: The text exceeds MAX_CHARS or MAX_DEPTH.
     """
     if len(text) > MAX_CHARS:
-        raise TooMuch(f"{len(text):,} characters, of at most {MAX_CHARS:,}")
+        raise TooMuch(f"it has {len(text):,} characters, more than {MAX_CHARS:,}")
     blocks = _fenced(text) or [text]
     trees = [tree for block in blocks if (tree := _parse(textwrap.dedent(block))) is not None]
     return PythonSource("\n".join(blocks), tuple(trees))
 
 
 def normalised(node: ast.AST) -> str:
-    """A tree as text in a common form, in which copies with other names, comments or annotations are equal.
+    """Return a tree as normalized text, which is equal for copies with other names, comments or annotations.
 
-    Whitespace, comments, docstrings and annotations are removed, and names that the code binds are numbered.
-    Attributes, and names that it does not bind, stay unchanged.
+    Whitespace, comments, docstrings and annotations are removed. Names that the code binds are numbered; attributes and
+    all other names stay unchanged.
     """
     bound = _bound_names(node)
     return ast.dump(_Renamer(bound).visit(ast.parse(ast.unparse(node))))
 
 
 def size(node: ast.AST) -> int:
-    """How many nodes a tree has, without the contexts of names."""
+    """Return the number of nodes in a tree, without the contexts of names."""
     return sum(not isinstance(child, ast.expr_context) for child in ast.walk(node))
 
 
@@ -82,18 +82,18 @@ def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def parameters(function: FunctionNode) -> list[str]:
-    """The names of a function's parameters, without a method's `self` or `cls`."""
-    given = function.args
-    found = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+    """Return the names of a function's parameters, without a method's `self` or `cls`."""
+    args = function.args
+    found = [*args.posonlyargs, *args.args, *args.kwonlyargs, *filter(None, (args.vararg, args.kwarg))]
     names = [argument.arg for argument in found]
     return names[1:] if names[:1] in (["self"], ["cls"]) else names
 
 
 def literal(node: ast.AST) -> object:
-    """The value of a literal, containers of literals included.
+    """Return the value of a literal, which may be a container of literals.
 
     Raises:
-        ValueError: the node is not a literal.
+        ValueError: The node is not a literal.
     """
     try:
         return ast.literal_eval(node)  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ def is_literal(node: ast.AST) -> bool:
 
 
 def _fenced(text: str) -> list[str]:
-    """The blocks between fences; the last one may lack its closing fence, if the answer was truncated."""
+    """Return the blocks between fences. The last closing fence may be missing, if the answer was truncated."""
     blocks: list[list[str]] = []
     fence = ""
     for line in text.split("\n"):
@@ -126,7 +126,7 @@ def _fenced(text: str) -> list[str]:
 
 
 def _parse(text: str) -> ast.Module | None:
-    """The tree of a text; None if it is not valid Python."""
+    """Return the syntax tree of some code; None if it is not valid Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about escapes such as "\d" in the code
@@ -134,12 +134,12 @@ def _parse(text: str) -> ast.Module | None:
     except (SyntaxError, ValueError):
         return None
     except (RecursionError, MemoryError):
-        raise TooMuch("nested too deeply") from None
+        raise TooMuch("it is nested too deeply") from None
     nodes: list[tuple[ast.AST, int]] = [(tree, 0)]
     while nodes:
         node, depth = nodes.pop()
         if depth > MAX_DEPTH:
-            raise TooMuch(f"nested more than {MAX_DEPTH} deep")
+            raise TooMuch(f"it is nested more than {MAX_DEPTH} levels deep")
         nodes += [(child, depth + 1) for child in ast.iter_child_nodes(node)]
     return tree
 
@@ -156,7 +156,7 @@ def _functions(body: list[ast.stmt]) -> Iterator[tuple[str, FunctionNode]]:
 
 
 def _bound_names(node: ast.AST) -> dict[str, str]:
-    """Names that the code binds -> `v0`, `v1`, ... in order of appearance."""
+    """Map the names that the code binds to `v0`, `v1`, ... in order of appearance."""
     names: dict[str, str] = {}
     for child in ast.walk(ast.parse(ast.unparse(node))):
         match child:

@@ -1,4 +1,4 @@
-"""The kinds of graders of the wire contract, one per file, and what only they use.
+"""Grader kinds of the wire contract, one module each, and the helpers that only they use.
 
-A kind knows its own spec and no other kind; only `multi` combines graders.
+A kind depends on its own spec and on no other kind; only `multi` combines graders.
 """

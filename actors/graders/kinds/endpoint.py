@@ -1,8 +1,8 @@
-"""The grader of kind `endpoint`, the user's own: POST {sample, item, trace_id} is answered by {"score": number}.
+"""Grader of kind `endpoint`, which sends POST {sample, item, trace_id} to the user's server.
 
-The answer may have a `reason`, a text, and `scores`, the parts of the score:
-{"score": 0.5, "reason": "no unit", "scores": {"value": 1, "unit": 0}}. Both are only recorded, so what is wrong with
-them is left out and costs no rollout.
+The server answers {"score": 0.5}, or {"score": 0.5, "reason": "no unit", "scores": {"value": 1, "unit": 0}}. `reason`
+and `scores`, the parts of the score, are only recorded. Invalid values of them are ignored and do not discard the
+rollout.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from agent_rft.spec.operator.config import Operator
 from agent_rft.types import Grade
 
 SCORE_KEYS = ("score", "reward")
-"""The first of these keys in the answer counts."""
+"""Keys of the score in an answer; the first one that is present is used."""
 MAX_PARTS, PART_CHARS = 16, 64
-"""Parts become curves and metrics, so a grader has few, with short names: the first of a job count."""
+"""Maximum number of different parts per grader, and maximum length of their names. Each part becomes a curve and a
+metric, so only the first parts in a job are recorded."""
 
 
 class EndpointGrade:

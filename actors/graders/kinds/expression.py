@@ -1,6 +1,7 @@
-"""Expressions over grades: `+ - * / ^`, parentheses, numbers, and the functions below.
+"""Expressions over grades, with `+ - * / ^`, parentheses, numbers and the functions below.
 
-simpleeval computes them; they are validated here, when the job is checked. `^` is the power, with the usual precedence.
+This module checks expressions when the job is checked; simpleeval evaluates them. `^` is exponentiation, with the usual
+precedence.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from agent_rft.errors import GraderFailed
 
 MAX_CHARS = 2_000
 MAX_DEPTH = 50
-"""Far more than any formula needs, and far below Python's recursion limit."""
+"""Maximum nesting: far more than a formula needs, and far below Python's recursion limit."""
 
 FUNCTIONS: dict[str, Callable[..., float]] = {
     "min": lambda *values: min(values),
@@ -45,20 +46,20 @@ OPERATORS: dict[type, Callable[..., float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A validated expression, made by `parse`."""
+    """A checked expression, created by `parse`."""
 
     text: str
     tree: ast.expr
 
     def value(self, scores: Mapping[str, float], where: str) -> float:
-        """The finite value for these scores. `where` names the expression in errors.
+        """Return the finite value for these scores. `where` names the expression in errors.
 
         Raises:
-            GraderFailed: there is no finite value (division by zero, overflow, the root of -1, ...).
+            GraderFailed: The value is not finite or not defined (division by zero, overflow, square root of -1, ...).
         """
         evaluator = SimpleEval(operators=OPERATORS, functions=FUNCTIONS, names=dict(scores))
-        given = ", ".join(f"{name} = {score:g}" for name, score in scores.items())
-        where = f"{where}: {self.text!r} with {given}"
+        inputs = ", ".join(f"{name} = {score:g}" for name, score in scores.items())
+        where = f"{where}: {self.text!r} with {inputs}"
         try:
             value = evaluator.eval(self.text, previously_parsed=self.tree)
         except (ArithmeticError, ValueError) as error:
@@ -67,10 +68,10 @@ class Expression:
 
 
 def parse(text: str, names: Iterable[str]) -> Expression:
-    """The expression over these names.
+    """Parse an expression over these names.
 
     Raises:
-        ValueError: it is invalid; the message lists everything that is wrong with it.
+        ValueError: The expression is invalid; the message lists all its problems.
     """
     problems = expression_problems(text, names)
     if problems:
@@ -79,27 +80,27 @@ def parse(text: str, names: Iterable[str]) -> Expression:
 
 
 def expression_problems(text: str, names: Iterable[str]) -> list[str]:
-    """What is wrong with an expression over these names, as far as that can be seen without their values."""
+    """Return the problems of an expression over these names that can be found without their values."""
     known = set(names)
     try:
         tree = _tree(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
-        return [f"it is not a valid expression: {reason or 'nested too deeply'}"]
+        return [f"the expression is invalid: {reason or 'nested too deeply'}"]
     problems: list[str] = []
     _check(tree, known, problems, depth=0)
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called}
     if not problems and not used & known:
-        problems.append("it uses none of the graders, so each sample would get the same reward")
+        problems.append("the expression does not use any grader, so every sample would get the same reward")
     return problems or list(_never_finite(tree))
 
 
 def name_problem(name: str) -> str | None:
-    """Why a grader's name cannot be used in an expression; None if it can."""
+    """Return why a grader's name cannot be used in an expression; None if it can."""
     if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
         return f"{name!r} cannot be used in an expression; use letters, digits and _, and start with a letter"
-    return f"{name!r} is the name of a function; use another one" if name in FUNCTIONS else None
+    return f"{name!r} is the name of a function; use another name" if name in FUNCTIONS else None
 
 
 def _tree(text: str) -> ast.expr:
@@ -109,9 +110,9 @@ def _tree(text: str) -> ast.expr:
 
 
 def _check(node: ast.AST, known: set[str], problems: list[str], depth: int) -> None:
-    """Append what is wrong below `node`."""
+    """Append the problems of `node` and everything below it to `problems`."""
     if depth > MAX_DEPTH:
-        problems.append(f"it is nested more than {MAX_DEPTH} deep")
+        problems.append(f"the expression is nested more than {MAX_DEPTH} levels deep")
         return
     operands: list[ast.expr] = []
     match node:
@@ -121,14 +122,14 @@ def _check(node: ast.AST, known: set[str], problems: list[str], depth: int) -> N
             operands = [operand]
         case ast.Call(func=ast.Name(id=function), args=arguments, keywords=[]) if function in FUNCTIONS:
             operands = arguments
-            wanted = "at least one value" if function in {"min", "max"} else "one value"
-            if not arguments or (len(arguments) > 1 and wanted == "one value"):
-                problems.append(f"{function} takes {wanted}, not {len(arguments)}")
+            expected = "at least one value" if function in {"min", "max"} else "one value"
+            if not arguments or (len(arguments) > 1 and expected == "one value"):
+                problems.append(f"{function} takes {expected}, not {len(arguments)}")
         case ast.Call(func=ast.Name(id=function)):
-            problems.append(f"there is no function {function}(...) with these arguments; use {', '.join(FUNCTIONS)}")
+            problems.append(f"{function}(...) with these arguments is not supported; use {', '.join(FUNCTIONS)}")
         case ast.Name(id=name):
             if name not in known:
-                problems.append(f"there is no grader {name!r}; use {', '.join(sorted(known))}")
+                problems.append(f"the grader {name!r} does not exist; use {', '.join(sorted(known))}")
         case ast.Constant(value=value):
             if not _is_finite(value):
                 problems.append(f"{value!r:.50} is not a finite number")
@@ -139,7 +140,7 @@ def _check(node: ast.AST, known: set[str], problems: list[str], depth: int) -> N
 
 
 def _never_finite(tree: ast.expr) -> Iterator[str]:
-    """Parts without a finite value for any grades: divisions by a constant 0, and constant parts that overflow."""
+    """Yield a part that has no finite value, whatever the grades are: a division by constant 0, or an overflow."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.expr) or any(isinstance(part, ast.Name) for part in _values(node)):
             continue
@@ -149,12 +150,12 @@ def _never_finite(tree: ast.expr) -> Iterator[str]:
             yield f"{ast.unparse(node)} has no finite value, whatever the grades are"
             return
         if value == 0 and any(isinstance(part, ast.BinOp) and part.right is node for part in _divisions(tree)):
-            yield f"it divides by {ast.unparse(node)}, which is 0"
+            yield f"the expression divides by {ast.unparse(node)}, which is 0"
             return
 
 
 def _values(node: ast.expr) -> Iterator[ast.AST]:
-    """All parts of an expression except the names of functions."""
+    """Return all parts of an expression except the names of functions."""
     called = {id(part.func) for part in ast.walk(node) if isinstance(part, ast.Call)}
     return (part for part in ast.walk(node) if id(part) not in called)
 

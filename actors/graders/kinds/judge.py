@@ -1,7 +1,7 @@
-"""The graders of kind `score_model` and `label_model`: a judge model's score or label, parsed strictly.
+"""Graders of kind `score_model` and `label_model`: a judge model's score or label, parsed strictly.
 
-Equal questions are asked once. A refusal is a failure, and so is an answer that stays invalid after retries. Where the
-operator says so, the judge is read by log-probabilities: see `judge_logprobs`.
+Identical questions are asked once. A refusal is a failure, and so is an answer that is still invalid after retries. If
+the operator sets `scoring` to logprobs, the grade is computed from log-probabilities: see `judge_logprobs`.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from agent_rft.types import Grade
 REFUSAL_ERROR = "model_grader_refusal_error"
 PARSE_ERROR = "model_grader_parse_error"
 MAX_ANSWERS = 3
-"""How often a question is asked in all while its answers are invalid."""
+"""Maximum number of times that a question is asked, as long as its answers are invalid."""
 MAX_CACHED_ANSWERS = 4_096
 PARAMETERS = {"max_completions_tokens": "max_completion_tokens"}
-"""The name in OpenAI's grader types -> the chat API's."""
+"""Name in OpenAI's grader types -> name in the chat API."""
 OUR_PARAMETERS = frozenset({"model", "messages", "response_format", "stream", "n", "tools", "tool_choice"})
-"""Parameters that `sampling_params` must not set."""
+"""Parameters that the grader sets, so `sampling_params` must not."""
 LABEL_REMEDY = (
-    "ask for one of the labels and nothing else, show it with earlier messages of user and assistant, and use short "
-    "labels such as yes and no; a judge that thinks first cannot be read so"
+    "ask for one of the labels and nothing else, show examples in earlier user and assistant messages, and use short "
+    "labels such as yes and no; a judge that reasons before it answers does not support log-probabilities"
 )
 
 
 class _InvalidAnswer(Exception):
-    """The judge's answer is not in the requested form; the message says why."""
+    """The judge's answer is not in the requested format; the message is the reason."""
 
 
 @dataclass(unsafe_hash=True)
 class _Question:
-    """A request body and its hash, by which answers are cached: thousands of bodies could fill the memory.
+    """A request body and its hash. Answers are cached by hash, because thousands of bodies could fill the memory.
 
-    `num_tokens` counts the tokens spent for this object: a question that is answered from the cache costs nothing.
+    `num_tokens` counts the tokens spent for this object; it stays 0 if the answer comes from the cache.
     """
 
     digest: bytes
@@ -74,13 +74,13 @@ class Judge:
         self._verdict = alru_cache(MAX_CACHED_ANSWERS)(self._weigh if client.by_logprobs else self._ask)
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
-        room = MAX_CHARS
+        left_chars = MAX_CHARS
 
         def fill(template: str, field: str) -> str:
-            nonlocal room
+            nonlocal left_chars
             where = f"{self._what}, {field}"
-            text = render(template, where, item=item, sample=sample, max_chars=room, quoted=without_markers)
-            room -= len(text)
+            text = render(template, where, item=item, sample=sample, max_chars=left_chars, quoted=without_markers)
+            left_chars -= len(text)
             return text
 
         started = time.monotonic()
@@ -96,10 +96,10 @@ class Judge:
 
     async def _ask(self, question: _Question) -> _Verdict:
         body = json.loads(question.body)
-        question.body = ""  # the cache keeps the question
+        question.body = ""  # frees the memory, since the cache keeps the question
         why, content = "", ""
         for attempt in range(MAX_ANSWERS):
-            if isinstance(body.get("seed"), int):  # the same seed would give the same answer again
+            if isinstance(body.get("seed"), int):  # the same seed would return the same answer again
                 body["seed"] += min(attempt, 1)
             answer = await self._client.ask(body, self._schema)
             question.num_tokens += tokens_of(answer)
@@ -109,16 +109,16 @@ class Judge:
             except _InvalidAnswer as invalid:
                 why = str(invalid)
         excerpt = self._client.excerpt(content) or "(empty)"
-        raise self._failed(f"{why}, {MAX_ANSWERS} times; its last answer: {excerpt}", PARSE_ERROR)
+        raise self._failed(f"{why} ({MAX_ANSWERS} attempts); the last answer was {excerpt}", PARSE_ERROR)
 
     async def _weigh(self, question: _Question) -> _Verdict:
-        """The verdict by log-probabilities. It is asked for once: the same question has the same ones."""
+        """Compute the verdict from log-probabilities. Asks once, because another answer would have the same values."""
         body = json.loads(question.body)
         question.body = ""
         name = self._client.name
         remedy = (
-            "serve the judge where top_logprobs are returned, as vLLM and `agent-rft serve` do, or remove `scoring` "
-            f"from models.{name} in the operator's configuration"
+            "serve the judge with a server that returns top_logprobs, such as vLLM or `agent-rft serve`, or remove "
+            f"`scoring` from models.{name} in the operator's configuration"
         )
         try:
             answer = await self._client.ask(body)
@@ -137,11 +137,11 @@ class Judge:
         return _Verdict(value, ", ".join(f"{label} {share:.3f}" for label, share in shares.items()))
 
     def _choice(self, answer: Mapping[str, Any]) -> dict[str, Any]:
-        """The choice of a chat completion, which has a message.
+        """Return the choice of a chat completion, which has a message.
 
         Raises:
-            GraderFailed: the judge refused.
-            _InvalidAnswer: there is none.
+            GraderFailed: The judge refused to grade.
+            _InvalidAnswer: The answer has no choice with a message.
         """
         try:
             choice: dict[str, Any] = answer["choices"][0]
@@ -149,16 +149,16 @@ class Judge:
         except (KeyError, IndexError, TypeError, AttributeError):
             raise _InvalidAnswer("its answer has no choices[0].message") from None
         if refusal or finish == "content_filter":
-            shown = self._client.excerpt(str(refusal or "by its content filter"))
+            shown = self._client.excerpt(str(refusal or "blocked by its content filter"))
             raise self._failed(f"it refused to grade: {shown}", REFUSAL_ERROR)
         return choice
 
     def _content(self, answer: Mapping[str, Any]) -> str:
-        """The text of a chat completion.
+        """Return the text of a chat completion.
 
         Raises:
-            GraderFailed: the judge refused.
-            _InvalidAnswer: there is none.
+            GraderFailed: The judge refused to grade.
+            _InvalidAnswer: The answer has no text, or was truncated.
         """
         choice = self._choice(answer)
         content = choice["message"].get("content")
@@ -169,10 +169,10 @@ class Judge:
         return content
 
     def _parse(self, content: str) -> _Verdict:
-        """The verdict in the judge's JSON.
+        """Parse the verdict in the judge's JSON.
 
         Raises:
-            _InvalidAnswer: the JSON, the result or the label is invalid.
+            _InvalidAnswer: The JSON, the result or the label is invalid.
         """
         try:
             verdict = json.loads(_bare(content))
@@ -200,7 +200,7 @@ class Judge:
 
 
 def answer_schema(spec: ScoreModelGrader | LabelModelGrader) -> dict[str, Any]:
-    """The JSON schema of a judge's answer."""
+    """Return the JSON schema of a judge's answer."""
     texts = {name: {"type": "string"} for name in ("description", "conclusion")}
     steps = {"type": "array", "items": _object(texts)}
     if isinstance(spec, LabelModelGrader):
@@ -210,14 +210,14 @@ def answer_schema(spec: ScoreModelGrader | LabelModelGrader) -> dict[str, Any]:
 
 
 def tokens_of(answer: Mapping[str, Any]) -> int:
-    """The total tokens in the usage of an API response; 0 if it has none."""
+    """Return the total tokens in the usage of an API response; 0 if the response has no usage."""
     usage = answer.get("usage")
     total = usage.get("total_tokens") if isinstance(usage, dict) else None
     return total if isinstance(total, int) and total > 0 else 0
 
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    """The schema of an object, as strict decoding requires it."""
+    """Return the schema of an object in the form that strict decoding requires."""
     return {
         "type": "object",
         "properties": properties,
@@ -227,7 +227,7 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bare(content: str) -> str:
-    """The answer without thoughts before it or a code fence around it, which some servers leave in."""
+    """Return the answer without reasoning before it or a code fence around it, which some servers leave in."""
     text = content.rpartition("</think>")[2].strip()
     if text.startswith("```") and text.endswith("```"):
         text = text[3:-3].removeprefix("json")
@@ -235,6 +235,6 @@ def _bare(content: str) -> str:
 
 
 def _conclusion(steps: Any) -> str:
-    """The judge's conclusions as one text, for traces."""
+    """Join the judge's conclusions to one string, for traces."""
     found = [step.get("conclusion") for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
     return kept_reason(" ".join(text for text in found if isinstance(text, str)))

@@ -1,6 +1,6 @@
-"""A judge's grade by the log-probabilities of its labels: how likely each is as the first token of its answer.
+"""Grades from log-probabilities: the probability of each label as the first token of the judge's answer.
 
-A judge that says something else than a label has not graded: there is no grade then, never a low one.
+If the judge answers with something other than a label, grading fails; the result is never a low grade.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import Any
 from agent_rft.spec.graders import LabelModelGrader, ScoreModelGrader
 
 NUM_TOKENS = 20
-"""The most likely tokens that are asked for; the chat API gives no more."""
+"""Number of most likely tokens to request; the chat API does not return more."""
 FORM = {"logprobs": True, "top_logprobs": NUM_TOKENS, "max_completion_tokens": 1, "temperature": 1, "top_p": 1}
-"""The settings of a request. Some servers, such as ours, give log-probabilities after temperature and top_p."""
+"""Parameters of a request. Some servers, such as ours, return log-probabilities after temperature and top_p."""
 MIN_LABEL_SHARE = 0.5
-"""Probability that the labels must have together, so that what the judge says most is a label."""
+"""Minimum total probability of the labels, so that the judge answers with a label at least half of the time."""
 MIN_PREFIX_CHARS = 3
-"""A token may be the beginning of a label, but not so short that it may as well begin another word ("in", "I")."""
+"""Minimum length of a token that counts as the beginning of a label; shorter ones begin other words too ("in", "I")."""
 ROUNDING = 1.001
 
 
 class NoLogprobs(Exception):
-    """The answer has no usable log-probabilities; the message says why."""
+    """The answer has no usable log-probabilities; the message is the reason."""
 
 
 class NoLabel(Exception):
-    """What the judge says is not a label; the message says what it is."""
+    """The judge's answer does not begin with a label; the message contains its most likely first tokens."""
 
 
 def values_of(spec: ScoreModelGrader | LabelModelGrader) -> dict[str, float]:
-    """The labels that a judge may say, with their grades: of a score, the digits of its range."""
+    """Return the grades of the labels that a judge may answer. The labels of a score are the digits of its range."""
     if isinstance(spec, LabelModelGrader):
         return {label: float(label in spec.passing_labels) for label in spec.labels}
     low, high = spec.range
@@ -39,13 +39,13 @@ def values_of(spec: ScoreModelGrader | LabelModelGrader) -> dict[str, float]:
 
 
 def logprobs_problems(spec: ScoreModelGrader | LabelModelGrader) -> Iterator[tuple[str, str, str]]:
-    """(field, mistake, remedy) of what cannot be told apart by one token."""
+    """Yield (field, problem, fix) for labels or ranges that one token cannot distinguish."""
     if isinstance(spec, ScoreModelGrader):
         if not all(end in range(10) for end in spec.range):
-            yield "range", "must be two digits, such as [0, 1] or [1, 5]", "use a range from 0 to 9 at most"
+            yield "range", "must be two digits, such as [0, 1] or [1, 5]", "use a range within 0 to 9"
         return
     if len(spec.labels) > NUM_TOKENS:
-        yield "labels", f"has more than {NUM_TOKENS} labels", "use fewer"
+        yield "labels", f"has more than {NUM_TOKENS} labels", "use fewer labels"
         return
     words = [label.casefold() for label in spec.labels]
     for i, word in enumerate(words):
@@ -56,33 +56,33 @@ def logprobs_problems(spec: ScoreModelGrader | LabelModelGrader) -> Iterator[tup
 
 
 def weighed(choice: Mapping[str, Any], values: Mapping[str, float]) -> tuple[float, dict[str, float]]:
-    """The mean of `values` by the probabilities of their labels, and these probabilities.
+    """Return the mean of `values`, weighted by the probabilities of their labels, and these probabilities.
 
     Raises:
-        NoLogprobs: The choice of a chat completion has none.
-        NoLabel: The judge says something else, more often than not.
+        NoLogprobs: `choice`, the choice of a chat completion, has no log-probabilities.
+        NoLabel: The answer probably does not begin with a label.
     """
     likely = _likely(choice)
     shares = dict.fromkeys(values, 0.0)
     for token, share in likely:
-        found = [label for label in values if _says(token, label)]
+        found = [label for label in values if _begins_label(token, label)]
         if len(found) == 1:
             shares[found[0]] += share
     total = sum(shares.values())
     if total < MIN_LABEL_SHARE:
-        says = ", ".join(f"{token[:20]!r} {share:.2f}" for token, share in likely[:3])
-        raise NoLabel(f"its answer begins with a label with a probability of {total:.2f} only; it begins with {says}")
+        tokens = ", ".join(f"{token[:20]!r} {share:.2f}" for token, share in likely[:3])
+        raise NoLabel(f"its answer begins with a label with a probability of only {total:.2f}; it begins with {tokens}")
     return sum(values[label] * share for label, share in shares.items()) / total, shares
 
 
-def _says(token: str, label: str) -> bool:
-    """Whether a first token is a label, in upper or lower case, or its beginning."""
+def _begins_label(token: str, label: str) -> bool:
+    """Whether a first token is the label, in upper or lower case, or the beginning of the label."""
     word = token.strip()
     return word.casefold() == label.casefold() or (len(word) >= MIN_PREFIX_CHARS and label.startswith(word))
 
 
 def _likely(choice: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """(token, probability) of the most likely first tokens."""
+    """Return (token, probability) of the most likely first tokens, most likely first."""
     try:
         entries = choice["logprobs"]["content"][0]["top_logprobs"]
         likely = [(entry["token"], _probability(entry["logprob"])) for entry in entries]

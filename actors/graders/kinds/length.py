@@ -1,4 +1,4 @@
-"""The grader of kind `length`: 1 if a rendered template has at most `max_chars`, else 0; a guard against padding."""
+"""Grader of kind `length`, a guard against padding: 1 if a rendered template has at most `max_chars`, else 0."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LengthCheck:
         length = len(render(self._spec.input, f"{self._what}, input", item=item, sample=sample))
         if length <= self._spec.max_chars:
             return Grade(1.0)
-        return Grade(0.0, reason=f"{length:,} characters, of at most {self._spec.max_chars:,}")
+        return Grade(0.0, reason=f"{length:,} characters exceed the limit of {self._spec.max_chars:,}")
 
     async def close(self) -> None:
-        """Do nothing: it has no resources."""
+        """Do nothing: this grader has no resources."""

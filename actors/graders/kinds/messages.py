@@ -1,4 +1,4 @@
-"""The `input` of judges: messages whose texts are templates, in the format of the wire contract or the chat API."""
+"""The `input` of judges: messages that contain templates, in the format of the wire contract or the chat API."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ MARKERS = re.compile(
     r"<(?=[|｜]\w|/?s>|/?think>|/?SYS>|bos>|eos>|(?:start|end)_of_turn>)"
     r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\])"
 )
-"""The first character of what chat templates write between messages, such as <|im_end|>, </s> or [INST]."""
+"""Matches the first character of markers that chat templates write between messages: <|im_end|>, </s>, [INST], ..."""
 
 Fill = Callable[[str, str], str]
-"""(template, its field) -> text"""
+"""(template, field that contains it) -> rendered template"""
 
 
 def without_markers(text: str) -> str:
-    """`text` with a space in each marker, since many servers read them as markers in the text of a message, too.
+    """Return `text` with a space inserted into each chat template marker.
 
-    Else an answer could end its message and go on as the judge.
+    Many servers interpret markers inside a message too. An answer could then end its message and continue as the judge.
     """
     return MARKERS.sub(lambda first: f"{first[0]} ", text)
 
 
 def message_problems(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """(field relative to the grader, what is wrong with it)."""
+    """Yield (field relative to the grader, problem) of invalid messages."""
     for i, message in enumerate(messages):
         field = f"input[{i}]"
         if message.get("role") not in ROLES:
@@ -40,12 +40,12 @@ def message_problems(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[st
             yield field, f"has the unknown keys {', '.join(unknown)}; a message has role and content"
         for part_field, part in _parts(message.get("content"), f"{field}.content"):
             if _text_key(part) is None:
-                form = '{"type": "input_text", "text": ...} or {"type": "input_image", ...}'
-                yield part_field, f"must be a string, {form}"
+                objects = '{"type": "input_text", "text": ...} or {"type": "input_image", ...}'
+                yield part_field, f"must be a string, {objects}"
 
 
 def message_templates(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """(field relative to the grader, template) of all texts in valid messages."""
+    """Yield (field relative to the grader, template) of all templates in valid messages."""
     for i, message in enumerate(messages):
         for part_field, part in _parts(message.get("content"), f"input[{i}].content"):
             if isinstance(part, str):
@@ -55,7 +55,7 @@ def message_templates(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[s
 
 
 def chat_messages(messages: Sequence[Mapping[str, Any]], fill: Fill) -> list[dict[str, Any]]:
-    """The messages in the chat API's format, with their templates rendered."""
+    """Return the messages in the chat API's format, with their templates rendered."""
     return [
         {"role": ROLES[message["role"]], "content": _content(message["content"], f"input[{i}].content", fill)}
         for i, message in enumerate(messages)
@@ -80,7 +80,7 @@ def _content(content: Any, field: str, fill: Fill) -> str | list[dict[str, Any]]
 
 
 def _parts(content: Any, field: str) -> Iterator[tuple[str, Any]]:
-    """(field, part) of each part of a content, which is a string, one part or a list of both."""
+    """Yield (field, part) of each part of a message's content: a string, one part, or a list of strings and parts."""
     if isinstance(content, list):
         yield from ((f"{field}[{i}]", part) for i, part in enumerate(content))
     else:
@@ -88,7 +88,7 @@ def _parts(content: Any, field: str) -> Iterator[tuple[str, Any]]:
 
 
 def _text_key(part: Any) -> str | None:
-    """The key of a part's template; "" for a part that is a string itself, None for an invalid part."""
+    """Return the key of a part's template; "" if the part itself is a string, None if it is invalid."""
     if isinstance(part, str):
         return ""
     if not isinstance(part, dict):

@@ -1,6 +1,7 @@
-"""The grader of kind `multi`: an expression over the grades of its parts, which run concurrently.
+"""Grader of kind `multi`: an expression over the grades of its parts, which run concurrently.
 
-If a part fails, so does the whole; except that `invalid_grade` is given to samples that a part cannot read.
+If a part fails, the multi grader fails too. Exception: with `invalid_grade`, a sample that a part cannot read gets that
+grade.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ class Multi:
 
 
 def cannot_read_sample(error: Exception) -> bool:
-    """Whether a grader failed because of the model's output: a template's path does not exist in the sample.
+    """Whether a grader failed because of the model's output, such as a template path that the sample does not have.
 
-    A path that does not exist in the row is a mistake in the data, and all other failures are infrastructure.
+    A path that the row does not have is an error in the data. All other failures are infrastructure.
     """
     if not isinstance(error, GraderFailed):
         return False

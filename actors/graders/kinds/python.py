@@ -1,8 +1,8 @@
-"""The grader of kind `python`: the user's `grade(sample, item)` in a sandbox; a bad run costs only its own grade.
+"""Grader of kind `python`: runs the user's `grade(sample, item)` in a sandbox. A bad run fails only its own grade.
 
-Each grade runs in a fork of a warm worker process in a sandbox (`agent_rft.actors.sandbox`); a worker runs one at a
-time. The module's body runs once per worker, before any sample. A worker that is late, dies or exceeds its memory is
-killed with all its descendants, and another one is started at once.
+Each grade runs in a fork of a warm worker process in a sandbox (`agent_rft.actors.sandbox`). A worker runs one grade at
+a time. The module's body runs once per worker, before any sample. A worker that is late, dies or exceeds its memory is
+killed with all its descendants, and a new one starts immediately.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from agent_rft.spec.operator.config import Operator
 from agent_rft.types import Grade
 
 MAX_PARSED_CHARS = 50_000
-"""Parsing takes up to 600 times as much memory as the source."""
+"""Longer sources are not parsed here, because parsing takes up to 600 times as much memory as the source."""
 FORMER_MODULES = frozenset({"agent_rft_grader", "agent_rft_server"})
-"""Modules that had `run_untrusted` before version 0.2.0."""
+"""Modules that contained `run_untrusted` before version 0.2.0."""
 
 
 class PythonGrade:
@@ -50,7 +50,7 @@ class PythonGrade:
         start_s: float = START_S,
         ahead: bool = True,
     ) -> None:
-        """Make a grader; with `ahead` it starts workers before they are needed, also in place of those it kills."""
+        """Create a grader. With `ahead`, it starts workers before they are needed, and replaces killed workers."""
         self._what = f"grader {label!r}"
         self._spec = spec
         self._unsandboxed = operator.unsandboxed_python
@@ -64,12 +64,12 @@ class PythonGrade:
         self._closed = False
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
-        """The grade of one sample; `timeout_s` covers its own run, not the wait for a free worker.
+        """Return the grade of one sample. `timeout_s` limits the run, not the wait for a free worker.
 
         Raises:
-            GraderFailed: its details have code (python_grader_runtime_error or python_grader_server_error) and
-                python_grader_runtime_error_details or python_grader_server_error_type.
-            UserError: no sandbox can be created on this machine.
+            GraderFailed: The grader failed. `details` has code (python_grader_runtime_error or
+                python_grader_server_error) and python_grader_runtime_error_details or python_grader_server_error_type.
+            UserError: This machine cannot create a sandbox.
         """
         request = json_body({"sample": sample, "item": item})
         async with self._free:
@@ -81,7 +81,7 @@ class PythonGrade:
 
     @property
     def num_workers(self) -> int:
-        """The number of workers that are ready for a grade or run one."""
+        """Number of workers that are ready for a grade or running one."""
         return sum(slot.is_ready for slot in self._slots)
 
     async def close(self) -> None:
@@ -91,9 +91,9 @@ class PythonGrade:
 
     @contextmanager
     def _slot(self) -> Iterator[_Slot]:
-        """The most recently used free slot, whose worker is the warmest.
+        """Context manager that takes the most recently used free slot, whose worker is the warmest.
 
-        The next slot's worker is started ahead, and so are workers that were lost since.
+        Also starts the worker of the next slot, and restarts workers that were lost in the meantime.
         """
         slot = self._idle.pop()
         for number, other in enumerate(reversed(self._idle)):
@@ -108,12 +108,12 @@ class PythonGrade:
         """Start a worker and load the grader's module in it.
 
         Raises:
-            GraderFailed: the module was not loaded in time, or ended the process.
-            UserError: no sandbox can be created on this machine.
+            GraderFailed: The module did not load in time, or it ended the process.
+            UserError: This machine cannot create a sandbox.
         """
         if self._closed:
             raise self._server_error("closed", "it was closed")
-        cpu_s = math.ceil(self._spec.timeout_s * self._limits.num_cores) + 1  # after the deadline
+        cpu_s = math.ceil(self._spec.timeout_s * self._limits.num_cores) + 1  # so that the deadline expires first
         try:
             way = self._way or choose_way(await asyncio.to_thread(sandbox_report), self._unsandboxed)
             sandbox = await asyncio.to_thread(
@@ -124,7 +124,7 @@ class PythonGrade:
         return await _Worker.connect(sandbox)
 
     async def _ask(self, slot: _Slot, worker: _Worker, request: bytes) -> dict[str, Any]:
-        """The worker's answer; if this ends in any other way, the worker is replaced."""
+        """Return the worker's answer to a request; replace the worker on errors and cancellation."""
         timeout_s = self._spec.timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -136,7 +136,7 @@ class PythonGrade:
             slot.replace()
             if await worker.end() == MEMORY_EXIT:
                 raise self._runtime_error(f"used more than {self._limits.memory_bytes >> 20} MiB of memory") from None
-            raise self._server_error("worker_lost", "its worker process was lost") from None
+            raise self._server_error("worker_lost", "its worker process ended unexpectedly") from None
         except asyncio.CancelledError:
             slot.replace()
             raise
@@ -145,7 +145,7 @@ class PythonGrade:
         return answer
 
     def _value(self, answer: dict[str, Any]) -> float:
-        """The grade in a worker's answer, which is checked again here, since the worker is not trusted."""
+        """Return the grade in a worker's answer. The grade is checked again here, because the worker is not trusted."""
         value = answer.get("value")
         if isinstance(value, float) and math.isfinite(value):
             if problem := outside(value, self._spec.range):
@@ -180,7 +180,7 @@ class _Slot:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its worker is ready, as far as that is known without calling it."""
+        """Whether the worker has started and its connection is open."""
         worker = self._result()
         return worker is not None and not worker.is_lost
 
@@ -189,14 +189,14 @@ class _Slot:
         return self._task is not None
 
     def start(self) -> None:
-        """Start a worker unless there is one; an error is raised by `worker`, and the next call tries again."""
+        """Start a worker unless there is one. If the start fails, `worker` raises the error; the next call retries."""
         if self._task is None or (self._task.done() and not self.is_ready):
             self._drop()
             self._task = asyncio.create_task(self._owner.start_worker())
             self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def worker(self) -> _Worker:
-        """Its worker, once started; cancelling this does not cancel the start."""
+        """Wait until the worker has started and return it. Cancelling this call does not cancel the start."""
         self.start()
         assert self._task is not None
         return await asyncio.shield(self._task)
@@ -209,7 +209,7 @@ class _Slot:
 
     async def clear(self) -> None:
         if self._task is not None:
-            await asyncio.wait([self._task])  # it is started in a thread, which cannot be cancelled
+            await asyncio.wait([self._task])  # the start runs in a thread, which cannot be cancelled
         self._drop()
         await asyncio.gather(*self._ending)
 
@@ -246,12 +246,12 @@ class _Worker:
         return self._ended is not None or self._reader.at_eof()
 
     async def ask(self, request: bytes) -> dict[str, Any]:
-        """The worker's answer to a request.
+        """Send a request to the worker and return its answer.
 
         Raises:
-            OSError: the worker is lost.
-            EOFError: the worker is lost.
-            ValueError: its answer is invalid.
+            OSError: The connection to the worker failed.
+            EOFError: The worker closed the connection.
+            ValueError: The answer is invalid.
         """
         word = secrets.token_hex(8).encode()
         for message in (word, request):
@@ -260,11 +260,11 @@ class _Worker:
         length = untrusted.checked_length(await self._reader.readexactly(4))
         answer = untrusted.decode(await self._reader.readexactly(length))
         if answer.pop("word", None) != word.decode():
-            raise ValueError("an answer to another request")
+            raise ValueError("the answer belongs to another request")
         return answer
 
     async def end(self) -> int:
-        """Kill it with all its descendants, once; returns the exit status of its launcher."""
+        """Kill the worker and all its descendants, once; return the exit status of its launcher."""
         if self._ended is None:
             self._writer.transport.abort()
             self._ended = asyncio.ensure_future(asyncio.to_thread(self._sandbox.end))
@@ -272,7 +272,7 @@ class _Worker:
 
 
 def ignores_sample(source: str) -> bool:
-    """Whether a valid grader's function never reads its first parameter, the answer."""
+    """Whether the function of a valid grader never reads its first parameter, the sample."""
     if len(source) > MAX_PARSED_CHARS:
         return False
     match [node for node in _parsed(source).body if _defines_grade(node)]:
@@ -285,14 +285,14 @@ def ignores_sample(source: str) -> bool:
 
 def _parsed(source: str) -> ast.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about its escape sequences, for instance
+        warnings.simplefilter("ignore")  # for example about escape sequences in the source
         return ast.parse(source)
 
 
 def python_source_problems(source: str) -> list[str]:
-    """What is wrong with a grader's source, as far as that can be seen without running it.
+    """Return the problems of a grader's source that can be found without running it.
 
-    A very long one is left to the sandbox.
+    Sources longer than MAX_PARSED_CHARS are not checked here; their errors appear in the sandbox.
     """
     if len(source) > MAX_PARSED_CHARS:
         return []
@@ -301,11 +301,14 @@ def python_source_problems(source: str) -> list[str]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, SyntaxError) and error.lineno:
             return [f"line {error.lineno}: {error.msg}"]
-        return [f"it cannot be parsed: {str(error) or 'nested too deeply'}"]
+        return [f"the source cannot be parsed: {str(error) or 'nested too deeply'}"]
     if former := sorted(FORMER_MODULES & imported_packages(module)):
-        return [f"it imports {name}, which is gone: write `from agent_rft import run_untrusted`" for name in former]
+        return [
+            f"the source imports {name}, which was removed in 0.2.0. Write `from agent_rft import run_untrusted`"
+            for name in former
+        ]
     if not any(_defines_grade(node) for node in ast.walk(module)):
-        return ["it does not define a function grade(sample, item)"]
+        return ["the source does not define a function grade(sample, item)"]
     functions = [node for node in module.body if _is_function(node) and _defines_grade(node)]
     return _parameter_problems(functions[-1]) if functions else []
 
@@ -326,7 +329,7 @@ def _is_function(node: ast.AST) -> bool:
 
 
 def _defines_grade(node: ast.AST) -> bool:
-    """Whether the node may define the name `grade`; checked everywhere, since it may be within an `if` or `try`."""
+    """Whether the node may define the name `grade`. Nested nodes are checked too, such as the body of `if` or `try`."""
     match node:
         case ast.FunctionDef(name="grade") | ast.AsyncFunctionDef(name="grade") | ast.ClassDef(name="grade"):
             return True

@@ -1,6 +1,6 @@
-"""Text similarity from 0 (nothing in common) to 1 (the metric's maximum), computed by well-known libraries.
+"""Text similarity metrics from 0 (nothing in common) to 1 (the metric's maximum), computed by established libraries.
 
-If a text has no word, the similarity is 1 if both texts are equal, else 0.
+If either text has no words, the similarity is 1 if both texts are equal, else 0.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from agent_rft.spec.graders import Similarity
 SimilarityMetric = Callable[[str, str], float]
 
 MAX_CHARS = 50_000
-"""Only the start of longer texts is compared: some metrics take time in the product of both lengths, and at this length
-the slowest takes a fifth of a second."""
+"""Longer texts are truncated to this length. Some metrics take time proportional to the product of both lengths; at
+this length the slowest takes 0.2 s."""
 MAX_STEMMED_CHARS = 64
-"""Longer words are not stemmed: the stemmer recurses once per letter."""
+"""Longer words are not stemmed, because the stemmer recurses once per letter."""
 
 _WORD = re.compile(r"[^\W_]+")
 
 
 def metric_of(name: Similarity) -> SimilarityMetric:
-    """The metric (text, reference) -> [0, 1]. Imports its library, which may take half a second."""
+    """Return the metric (text, reference) -> [0, 1]. Imports the metric's library, which may take half a second."""
     if name == "cosine":
-        raise ValueError("cosine is computed from embeddings")
+        raise ValueError("the metric cosine is computed from embeddings, not from text")
     compute = _METRICS[name]()
 
     def similarity(text: str, reference: str) -> float:
@@ -39,7 +39,7 @@ def metric_of(name: Similarity) -> SimilarityMetric:
 
 
 def words(text: str) -> list[str]:
-    """Lower-case runs of letters and digits: rouge-score's rule, extended from ASCII to all scripts."""
+    """Return lower-case runs of letters and digits: rouge-score's rule, extended from ASCII to all scripts."""
     return _WORD.findall(text.lower())
 
 
@@ -52,9 +52,7 @@ def _fuzzy() -> SimilarityMetric:
 def _bleu() -> SimilarityMetric:
     from sacrebleu.metrics import BLEU
 
-    bleu = BLEU(
-        effective_order=True
-    )  # sacrebleu's advice for single sentences: otherwise those of three words score almost 0
+    bleu = BLEU(effective_order=True)  # recommended for single sentences; else three words score almost 0
     return lambda text, reference: float(bleu.sentence_score(text, [reference]).score) / 100
 
 
@@ -77,7 +75,7 @@ def _meteor() -> SimilarityMetric:
             return str(porter.stem(word)) if len(word) <= MAX_STEMMED_CHARS else word
 
     class NoSynonyms:
-        """Replaces WordNet, which would have to be downloaded."""
+        """Replacement for WordNet, which would have to be downloaded."""
 
         def synsets(self, word: str) -> Sequence[Any]:
             return ()
@@ -89,7 +87,7 @@ def _meteor() -> SimilarityMetric:
 
 
 class _Words:
-    """`words` as a tokenizer for rouge-score."""
+    """Tokenizer for rouge-score that uses `words`."""
 
     def tokenize(self, text: str) -> list[str]:
         return words(text)
@@ -104,7 +102,7 @@ def _rouge_n(n: int) -> SimilarityMetric:
 
 
 def _rouge_l() -> SimilarityMetric:
-    """rouge-score's ROUGE-L, with rapidfuzz for the longest common subsequence, which is a thousand times faster."""
+    """Return rouge-score's ROUGE-L with rapidfuzz's longest common subsequence, which is a thousand times faster."""
     from rapidfuzz.distance import LCSseq
     from rouge_score.scoring import fmeasure
 

@@ -1,4 +1,4 @@
-"""The grader of kind `string_check`: 1 if the comparison of two rendered templates holds, else 0."""
+"""Grader of kind `string_check`: 1 if the comparison of two rendered templates is true, else 0."""
 
 from __future__ import annotations
 
@@ -33,4 +33,4 @@ class StringCheck:
         return Grade(float(holds))
 
     async def close(self) -> None:
-        """Do nothing: it has no resources."""
+        """Do nothing: this grader has no resources."""

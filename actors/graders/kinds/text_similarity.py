@@ -1,4 +1,4 @@
-"""The grader of kind `text_similarity`: how similar two rendered templates are, from 0 to 1."""
+"""Grader of kind `text_similarity`: the similarity of two rendered templates, from 0 to 1."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_CACHED_EMBEDDINGS = 2_048
 
 
 class TextSimilarity:
-    """A grader of kind `text_similarity`; `client` is for the metric `cosine` only. `label` names it in messages."""
+    """A grader of kind `text_similarity`. `label` names it in messages; only the metric `cosine` has a `client`."""
 
     def __init__(self, spec: TextSimilarityGrader, label: str, client: ModelClient | None) -> None:
         self._spec = spec
@@ -46,9 +46,9 @@ class TextSimilarity:
 
 
 class Cosine:
-    """The cosine of two texts' embeddings, with negative values clipped to 0.
+    """Cosine similarity of the embeddings of two texts, with negative values clipped to 0.
 
-    Embeddings are cached by text, since the reference of a row is the same for all of its rollouts.
+    Embeddings are cached by text, because all rollouts of a row have the same reference.
     """
 
     def __init__(self, client: ModelClient, what: str) -> None:
@@ -74,12 +74,12 @@ class Cosine:
         await self._client.close()
 
     async def _ask(self, text: str) -> NDArray[np.float32]:
-        """The embedding [D], of length 1."""
+        """Request the embedding of `text`; return it as [D], normalized to length 1."""
         answer = await self._client.ask({"input": [text], "encoding_format": "float"})
         try:
             vector = np.asarray(answer["data"][0]["embedding"], dtype=np.float64)
         except (KeyError, IndexError, TypeError, ValueError):
-            raise self._no_embedding("answered without data[0].embedding") from None
+            raise self._no_embedding("returned no data[0].embedding") from None
         norm = float(np.linalg.norm(vector)) if vector.ndim == 1 else 0.0
         if not (np.isfinite(norm) and norm > 0):
             raise self._no_embedding("returned an embedding that is not a finite, non-zero vector")

@@ -66,7 +66,7 @@ async def test_a_grade_outside_of_the_range_is_a_failure_and_never_clipped(make:
     assert [await value(grader, item={"grade": grade}) for grade in (0, 0.5, 1)] == [0, 0.5, 1]
     for grade in (1.01, -1, 1e300):
         error = await failure(grader, {"grade": grade})
-        assert error.details["code"] == RUNTIME and f"{grade:g}, not within the grader's range, 0 to 1" in error.message
+        assert error.details["code"] == RUNTIME and f"{grade:g}, outside the grader's range of 0 to 1" in error.message
 
 
 async def test_the_traceback_of_the_grader_s_own_lines_is_in_the_details(make: Make) -> None:

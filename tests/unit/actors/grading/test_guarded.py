@@ -54,7 +54,7 @@ async def test_a_guard_that_rejects_sets_the_value_and_keeps_the_reason_and_the_
     graders = pool(PASSES, guards=guards(brief={"grader": SHORT, "reward": -0.5}))
     grade = await graders.grade(SAMPLE, ITEM, "t")
     assert (grade.value, grade.guard, grade.scores) == (-0.5, "brief", {"ungated": 1.0})
-    assert grade.reason == "brief gave 0, below its pass_threshold 1: 19 characters, of at most 10"
+    assert grade.reason == "brief gave 0, below its pass_threshold 1: 19 characters exceed the limit of 10"
 
 
 async def test_guards_that_pass_change_nothing_but_keep_the_ungated_grade(pool: Pool) -> None:

@@ -40,7 +40,7 @@ async def test_a_process_that_lacks_the_grader_gets_it_and_is_asked_again() -> N
 
 @pytest.mark.parametrize("answer", ["1.0", [], [1.0], [True, 1.0], [1, 2.0], [1.0, None], {"value": 1.0}, [[1.0], 1.0]])
 async def test_an_answer_that_is_no_grade_is_a_failure(answer: Any) -> None:
-    with pytest.raises(GraderFailed, match="something else than a grade"):
+    with pytest.raises(GraderFailed, match="something other than a grade"):
         await Answers(answer).grader(SPEC, "mine").grade({}, {}, "trace_1")
 
 

@@ -80,7 +80,7 @@ def test_a_late_sandbox_is_said_to_be_late_and_the_next_run_tries_again() -> Non
         raise SandboxFailed("not loaded within 60 s", late=True)
 
     overloaded, fine = try_ways(late), SandboxReport("namespaces")
-    with pytest.raises(runner.NotStarted, match=r"not loaded within 60 s.*overloaded: try again") as error:
+    with pytest.raises(runner.NotStarted, match=r"not loaded within 60 s.*overloaded; try again") as error:
         alone.config_of(overloaded)
     assert "install" not in str(error.value)
     made = iter([overloaded, fine])

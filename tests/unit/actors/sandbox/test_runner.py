@@ -58,7 +58,7 @@ def test_files_are_counted() -> None:
 
 @pytest.mark.parametrize("parts", [[], [b""], [b""] * 3])
 def test_a_request_of_other_parts_than_it_names_is_refused(parts: list[bytes]) -> None:
-    with pytest.raises(ValueError, match="not a request"):
+    with pytest.raises(ValueError, match="the request is malformed"):
         checked(request(parts=parts), MEMORY)
 
 

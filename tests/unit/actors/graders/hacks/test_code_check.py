@@ -377,9 +377,12 @@ async def test_the_grader_renders_templates_and_gives_the_reason() -> None:
     grader = make_grader(spec)
     copied = await grader.grade({"output_text": fenced(RENAMED)}, {"solution": MEDIAN}, "t")
     honest = await grader.grade({"output_text": fenced(OTHER_MEDIAN)}, {"solution": MEDIAN}, "t")
-    assert (copied.value, copied.reason) == (0.0, "it contains the reference's median, apart from names and comments")
+    assert (copied.value, copied.reason) == (
+        0.0,
+        "the code copies the reference's median, apart from names and comments",
+    )
     assert (honest.value, honest.reason) == (1.0, "")
-    with pytest.raises(GraderFailed, match="its reference cannot be parsed"):
+    with pytest.raises(GraderFailed, match="the reference cannot be parsed"):
         await grader.grade({"output_text": "x"}, {"solution": HOSTILE["long"]}, "t")
     await grader.close()
 

@@ -132,7 +132,7 @@ async def test_an_answer_without_usable_log_probabilities_is_a_failure_with_a_re
     with pytest.raises(GraderFailed, match=r"remove `scoring` from models\.judge in the operator") as failed:
         await graded(label(), body)
     assert failed.value.details["code"] == "model_grader_parse_error"
-    assert failed.value.remedy.startswith("serve the judge where top_logprobs are returned")
+    assert failed.value.remedy.startswith("serve the judge with a server that returns top_logprobs")
 
 
 async def test_a_server_that_refuses_log_probabilities_is_a_failure_with_the_same_remedy() -> None:

@@ -91,15 +91,18 @@ def test_the_filter_decides_by_number_and_argument_on_both_machines(machine: str
     [
         ("def grade(sample, item)\n    return 1", "line 1: expected ':'"),
         ("x = 1\n\ndef grade(:", "line 3: invalid syntax"),
-        ("def score(sample, item): return 1", "it does not define a function grade"),
+        ("def score(sample, item): return 1", "the source does not define a function grade"),
         ("def grade(sample): return 1", "line 1: grade is called with two arguments"),
         ("def grade(a, b, c): return 1", "line 1: grade is called with two arguments"),
         ("def grade(a, b, *, c): return 1", "line 1: grade is called with two arguments"),
         ("async def grade(sample, item): return 1", "line 1: grade must be a plain function"),
-        ("from agent_rft_grader import run_untrusted", "it imports agent_rft_grader, which is gone: write `from agent"),
-        ("x = '\0'", "it cannot be parsed"),
+        (
+            "from agent_rft_grader import run_untrusted",
+            "the source imports agent_rft_grader, which was removed in 0.2.0",
+        ),
+        ("x = '\0'", "the source cannot be parsed"),
         ("(" * 50_000, "line 1: too many nested parentheses"),
-        ("-" * 40_000 + "1", "it cannot be parsed"),
+        ("-" * 40_000 + "1", "the source cannot be parsed"),
     ],
 )
 def test_mistakes_in_the_source_are_found_without_running_it(source: str, problem: str) -> None:
