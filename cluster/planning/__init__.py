@@ -1,4 +1,4 @@
-"""Plans a job without starting anything: model and nodes in; placement, memory and context length out.
+"""Planning of a job before anything starts: its placement, memory and context length, from its model and the nodes.
 
-Nothing in here imports Ray, torch, transformers or a database.
+Nothing in this package imports Ray, torch, transformers or a database.
 """

@@ -1,4 +1,4 @@
-"""A job laid out on nodes: where each engine and rank goes, what each node needs, and what does not fit."""
+"""Layout of a job on nodes: the node of each engine and rank, the needs of each node, and problems."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OF_WHICH = f"of which {HEADROOM:.0%} stay free"
 
 
 def resource_problems(placement: Placement, nodes: Sequence[Node], assigned: Sequence[int | None]) -> Iterator[Problem]:
-    """Cores or GPUs that the cluster lacks in total, or else on a single node."""
+    """Yield problems of too few cores or GPUs: in the entire cluster or, if it has enough, on a single node."""
     short = list(_totals(placement, nodes))
     yield from short or _unassigned(placement, nodes, assigned)
 
@@ -64,12 +64,12 @@ def _shares(placement: Placement, kind: str) -> str:
 
 
 def _unassigned(placement: Placement, nodes: Sequence[Node], assigned: Sequence[int | None]) -> Iterator[Problem]:
-    """The first bundle that no single node can hold although the cluster has enough in total."""
+    """Yield a problem for the first bundle that no single node can hold, although the cluster has enough in total."""
     for index, (bundle, node) in enumerate(zip(placement.bundles, assigned, strict=True)):
         if node is None:
             who = bundle_name(placement, index)
             if any(holds(other.resources, bundle) for other in nodes):
-                text = f"{who} needs {text_of(bundle)} on one node, and no node has that much left beside the others"
+                text = f"{who} needs {text_of(bundle)} on one node, but no node has that much left for it"
             else:
                 text = f"{who} needs {text_of(bundle)}, but no single node has that much"
             yield Problem("too_few_resources", "cluster", text, "")
@@ -77,22 +77,22 @@ def _unassigned(placement: Placement, nodes: Sequence[Node], assigned: Sequence[
 
 
 def setting_problems(job: JobSpec, placement: Placement) -> Iterator[Problem]:
-    """Settings that exclude each other."""
+    """Yield problems of settings that exclude each other."""
     if placement.dtype == "bfloat16" and not placement.engine_gpus:
-        message = "bfloat16 needs GPUs: on CPUs it crashes with illegal instructions, and learner and engine disagree"
+        message = "bfloat16 requires GPUs: many CPUs lack its instructions, and learner and engine round differently"
         yield Problem("bfloat16_on_cpu", "cluster.dtype", message, "")
     if placement.shared and (why := _why_not_shared(job, placement)) is not None:
         yield Problem("engines_not_shared", "cluster.share_engines", why, "")
     if not placement.colocated:
         return
     if placement.engine_gpus > 1:
-        message = f"an engine of {placement.engine_gpus} GPUs shares none with learner ranks; one of 1 GPU does"
+        message = f"an engine with {placement.engine_gpus} GPUs cannot share them with learner ranks; with 1 GPU it can"
         yield Problem("colocated_on_gpus", "cluster.colocated", message, "")
     if placement.shares_gpus and job.cluster.weight_transport == "broadcast":
-        message = "a broadcast needs a GPU of its own for each engine and rank, and here they share one"
+        message = "a broadcast requires a separate GPU for each engine and rank, but here they share GPUs"
         yield Problem("broadcast_on_shared_gpus", "cluster.weight_transport", message, "")
     if job.method.type == "supervised":
-        message = "a supervised job has no engines to take turns with"
+        message = "a supervised job has no engines that could share resources with the learner"
         yield Problem("colocated_without_engines", "cluster.colocated", message, "")
 
 
@@ -100,16 +100,16 @@ def _why_not_shared(job: JobSpec, placement: Placement) -> str | None:
     if job.method.type == "supervised":
         return "a supervised job has no engines to share"
     if placement.lora is None:
-        return "jobs that train all weights share no engine: one engine has one model, and an adapter of each job"
+        return "jobs that train all weights cannot share an engine: it has one base model, and an adapter per job"
     if placement.colocated:
-        return "engines that take turns with the job's learner cannot sample for other jobs meanwhile"
+        return "engines that share resources with the job's learner cannot sample for other jobs"
     return None
 
 
 def memory_problems(
     assignments: Sequence[Assignment], nodes: Sequence[Node], host_bytes: Sequence[int]
 ) -> Iterator[Problem]:
-    """GPUs and nodes that would not keep HEADROOM free."""
+    """Yield problems of GPUs and nodes that would have less than HEADROOM of their memory free."""
     engines = [(each, each.memory) for each in assignments if each.role == "engine" and each.memory is not None]
     if engines:
         engine, memory = min(engines, key=lambda pair: pair[1].num_sequences or 0.0)
@@ -127,8 +127,8 @@ def memory_problems(
 
 
 def _no_cache(engine: Assignment, memory: Memory) -> Problem:
-    what = "what is left of a GPU for the cache" if engine.gpus else "the cache of a CPU engine, whose size is fixed,"
-    message = f"{what} holds only {memory.num_sequences:.2f} sequences of the full context length"
+    cache = "the memory left for the cache on a GPU" if engine.gpus else "the fixed-size cache of a CPU engine"
+    message = f"{cache} holds only {memory.num_sequences:.2f} sequences of the full context length"
     return Problem("no_room_for_context", "cluster.context_length", message, "")
 
 
@@ -141,7 +141,7 @@ def _gpu_problem(assignment: Assignment) -> Problem | None:
     largest = sorted(memory.gpu, key=lambda part: -memory.gpu[part])[:2]
     parts = ", ".join(f"{part} {size(memory.gpu[part])}" for part in largest)
     who, has = f"{assignment.role} {assignment.index}", f"{size(node.gpu_memory_bytes)}, {OF_WHICH}"
-    message = f"{who} needs {size(memory.gpu_bytes)} of memory on a GPU ({parts}), which has {has}"
+    message = f"{who} needs {size(memory.gpu_bytes)} of memory on each GPU ({parts}), but a GPU has {has}"
     return Problem("too_little_gpu_memory", "cluster", message, "")
 
 
@@ -150,32 +150,33 @@ DRIVER_BYTES = round(0.7 * GIB)
 DISPATCHER_BYTES, GRADER_POOL_BYTES = round(0.3 * GIB), round(0.4 * GIB)
 
 MAX_TRIES = 600
-"""Placements that are laid out at most, so that a plan of many nodes ends within seconds."""
+"""Maximum number of placements to lay out, so that a plan with many nodes ends within seconds."""
 CHOSEN = {"engines", "engine_gpus", "learner_ranks", "zero_stage", "offload", "max_num_seqs"}
-"""The settings of `cluster` that make a layout, and its text."""
+"""Settings of `cluster` that define a layout and appear in its text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """A placement and what does not fit: `lacking` is solved by adding nodes, `problems` are not.
+    """Layout of a job: its placement on nodes and its problems.
 
-    `setting_problems` are settings that exclude each other; `memory_problems` are devices with too little memory.
+    Adding nodes solves the problems in `lacking`, but not the `problems`. `setting_problems` are settings that exclude
+    each other; `memory_problems` are devices with too little memory.
     """
 
     placement: Placement
     nodes: tuple[Node, ...]
     assignments: tuple[Assignment, ...]
     host_bytes: tuple[int, ...]
-    """Memory used on each node; that of driver, dispatchers and graders is counted on the first."""
+    """Memory used on each node. Driver, dispatchers and graders count on the first node."""
     sizes: tuple[NodeSizes, ...]
-    """Object store, shared memory and /tmp of each node."""
+    """Required sizes of the object store, /dev/shm and /tmp on each node."""
     lacking: tuple[Problem, ...]
     setting_problems: tuple[Problem, ...]
     memory_problems: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
-    """What the job may start without: sizes of nodes that Ray would not get along with for long."""
+    """Sizes of nodes that are too small. The job can start, but Ray will run out of space."""
     choices: tuple[SettingChosen, ...]
-    """Values that memory has decided for settings that are `auto`, each with its reason."""
+    """Values chosen by the planner for settings that are `auto`, each with its reason."""
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -187,7 +188,7 @@ class ClusterPlan:
 
     @property
     def shortage(self) -> tuple[int, int]:
-        """How far the plan is from one that fits: missing resources and settings, and missing bytes of memory."""
+        """Distance from a plan that fits: the number of missing resources and wrong settings, then missing bytes."""
         missing = 0
         for node, used in zip(self.nodes, self.host_bytes, strict=True):
             if node.usable_bytes is not None:
@@ -199,11 +200,11 @@ class ClusterPlan:
 
 
 def lay_out(request: Request, *, fewest_gpus: bool = False, max_tries: int = MAX_TRIES) -> ClusterPlan:
-    """Lay out a job with the first placement that fits, or else with the one that lacks least.
+    """Lay out a job with the first placement that fits or, if none fits, with the one that lacks least.
 
-    GPUs that other jobs hold are left out if the job fits on the others; else it will wait for them.
-    With `fewest_gpus` that is the one with the fewest GPUs. At most `max_tries` placements are tried. Problems have no
-    remedy yet: see plan.py.
+    If the job fits on free GPUs, it uses only those. Otherwise the layout may use GPUs that other jobs hold now.
+    With `fewest_gpus`, placements with fewer GPUs come first. At most `max_tries` placements are tried. The problems
+    have no fixes yet; plan.py adds them.
     """
     if any(node.held_gpus for node in request.nodes):
         plan = lay_out_on_free(request, fewest_gpus=fewest_gpus, max_tries=max_tries)
@@ -232,7 +233,7 @@ def _first_that_fits(request: Request, fewest_gpus: bool, max_tries: int) -> Clu
 
 
 def _with_micro_batches(request: Request, placement: Placement) -> ClusterPlan:
-    """The plan with the largest micro-batch that fits in memory, or else with the smallest."""
+    """Return the plan with the largest micro-batch that fits in memory; if no size fits, with the smallest."""
     *larger, smallest = micro_batch_sizes(request)
     last = _lay_out(request, replace(placement, micro_batch_tokens=smallest))
     if last.memory_problems:
@@ -246,7 +247,7 @@ def _with_micro_batches(request: Request, placement: Placement) -> ClusterPlan:
 
 def _lay_out(request: Request, placement: Placement) -> ClusterPlan:
     job, nodes = request.job, request.nodes
-    placement = _shared(request, placement)
+    placement = _choose_sharing(request, placement)
     assigned = assign(placement.bundles, [node.resources for node in nodes])
     assignments = tuple(_assignments(request, placement, assigned))
     sizes = node_sizes(placement, nodes, assignments, request.model, placement.lora)
@@ -266,7 +267,7 @@ def _lay_out(request: Request, placement: Placement) -> ClusterPlan:
 
 
 def _choices(request: Request, placement: Placement) -> Iterator[SettingChosen]:
-    """What settings that are `auto` became; on CPUs all but the micro-batch are constants."""
+    """Yield the values chosen for settings that are `auto`; on CPUs only the micro-batch size is chosen."""
     if placement.engine_gpus and (why := _why_layout(request, placement)):
         yield SettingChosen(setting="cluster", value=layout_text(placement), why=why)
         yield from _lora_choice(request, placement)
@@ -274,7 +275,7 @@ def _choices(request: Request, placement: Placement) -> Iterator[SettingChosen]:
 
 
 def layout_text(placement: Placement) -> str:
-    """The layout as text, such as `4 engines of 1 GPU and 4 learner ranks, ZeRO stage 2`."""
+    """Return the layout as text, such as `4 engines of 1 GPU and 4 learner ranks, ZeRO stage 2`."""
     parts = []
     if placement.engines:
         engines, gpus = placement.engines, placement.engine_gpus
@@ -289,7 +290,7 @@ def layout_text(placement: Placement) -> str:
 
 
 def _why_layout(request: Request, placement: Placement) -> str:
-    """Why the layout is as it is; empty if the job gives all of it."""
+    """Return the reasons for the layout; empty if the job gives all of its values."""
     cluster = request.job.cluster
     if not any(getattr(cluster, name) == "auto" for name in CHOSEN):
         return ""
@@ -306,7 +307,7 @@ def _why_layout(request: Request, placement: Placement) -> str:
 
 
 def _lora_choice(request: Request, placement: Placement) -> Iterator[SettingChosen]:
-    """LoRA where all weights do not fit without offload."""
+    """Yield the choice of LoRA, made if full training does not fit without offload or the model is an adapter."""
     setting = f"method.{request.job.method.type}.algorithm.lora"
     if request.job.optimizer.lora != "auto" or placement.lora is None or not placement.learner_ranks:
         return
@@ -336,23 +337,23 @@ def _micro_batch_choice(request: Request, placement: Placement) -> Iterator[Sett
 
 def _assignments(request: Request, placement: Placement, assigned: Sequence[int | None]) -> Iterator[Assignment]:
 
-    def node_of(bundle: int) -> Node | None:
+    def find_node(bundle: int) -> Node | None:
         index = assigned[bundle]
         return None if index is None else request.nodes[index]
 
-    of_engine = cache(partial(engine_memory_of, request, placement))
+    engine_memory = cache(partial(engine_memory_of, request, placement))
     for i in range(placement.engines):
-        node = node_of(placement.bundle_of_engine(i))
-        memory = of_engine(None if node is None else node.usable_gpu_bytes)
+        node = find_node(placement.bundle_of_engine(i))
+        memory = engine_memory(None if node is None else node.usable_gpu_bytes)
         yield Assignment("engine", i, placement.engine_cores, placement.engine_gpus, node, memory)
-    of_rank = cache(partial(rank_memory_of, request, placement))
+    rank_memory = cache(partial(rank_memory_of, request, placement))
     for i in range(placement.learner_ranks):
-        node, memory = node_of(placement.bundle_of_rank(i)), of_rank(min(i, 1))  # all but the first are equal
+        node, memory = find_node(placement.bundle_of_rank(i)), rank_memory(min(i, 1))  # all but the first are equal
         yield Assignment("learner rank", i, placement.rank_cores, placement.rank_gpus, node, memory)
 
 
-def _shared(request: Request, placement: Placement) -> Placement:
-    """How engines and ranks share GPUs: both at once if they fit on the smallest one, else they take turns."""
+def _choose_sharing(request: Request, placement: Placement) -> Placement:
+    """Return the placement with the way to share GPUs: concurrently if both fit on the smallest GPU, else in turns."""
     if not placement.shares_gpus:
         return placement
     sizes = [node.gpu_memory_bytes for node in request.nodes if node.gpus and node.gpu_memory_bytes is not None]
@@ -360,17 +361,17 @@ def _shared(request: Request, placement: Placement) -> Placement:
         return placement
     total = min(sizes)
     usable = Node("", cores=0, gpu_memory_bytes=total).usable_gpu_bytes or 0
-    at_once = replace(placement, turns=False)
-    if (rank := rank_memory_of(request, at_once, 0)) is not None:
-        at_once = replace(at_once, gpu_share=_share(usable - rank.gpu_bytes, total))
-        engine = engine_memory_of(request, at_once, usable)
+    concurrent = replace(placement, turns=False)
+    if (rank := rank_memory_of(request, concurrent, 0)) is not None:
+        concurrent = replace(concurrent, gpu_share=_share(usable - rank.gpu_bytes, total))
+        engine = engine_memory_of(request, concurrent, usable)
         if engine is not None and (engine.num_sequences or 0.0) >= MIN_SEQUENCES_AT_ONCE:
-            return at_once
+            return concurrent
     return replace(placement, gpu_share=_share(usable - CUDA_CONTEXT_BYTES, total))
 
 
 def _share(num_bytes: int, total: int) -> float:
-    """An engine's share of a GPU, in whole percent and never more than usual."""
+    """Return an engine's share of a GPU, rounded down to a percent and at most GPU_MEMORY_SHARE."""
     return min(GPU_MEMORY_SHARE, max(1, 100 * num_bytes // total) / 100)
 
 

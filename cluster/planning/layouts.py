@@ -1,10 +1,10 @@
-"""The placements that a job may have on given nodes, the best first.
+"""Search for the possible placements of a job on given nodes, best first.
 
-Values that the job gives are kept, and the others are chosen around them. On CPUs there is one placement: an engine, a
-rank, and a core for each. On GPUs engines and ranks get half of the GPUs each, or as close to that as memory allows.
+Values that the job gives stay, and the search chooses the others. On CPUs there is one placement: one engine and one
+rank with one core each. On GPUs, engines and ranks get half of the GPUs each, or as close to half as memory allows.
 
-What was not measured on GPUs is a rule here, until a cost function has been calibrated: the half, and the order of
-savings (sharding before LoRA, LoRA before offload, since offload makes every step slower).
+Two rules have not been measured on GPUs, and hold until a cost function is calibrated: the even division, and the order
+of memory savings (sharding before LoRA, LoRA before offload, because offload slows down every step).
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ OFFLOADS: tuple[Offload, ...] = get_args(Offload)
 STAGES = (0, 1, 2, 3)
 TENSOR_PARALLEL = (1, 2, 4, 8, 16)
 MIN_SEQUENCES_AT_ONCE = 4
-"""Full-length sequences that an engine should hold: with fewer, more GPUs or taking turns samples faster."""
+"""Full-length sequences that an engine's cache should hold. With fewer, more GPUs or time-sharing samples faster."""
 CPU_SEQUENCES, MAX_GPU_SEQUENCES, MIN_GPU_SEQUENCES = 64, 256, 8
 SHORTER = 4
-"""How many times shorter than the context a usual sequence is assumed to be."""
+"""Assumed ratio of the context length to the length of a typical sequence."""
 MAX_ENGINE_CORES, MAX_RANK_CORES = 4, 16
-"""Per GPU. An engine needs cores for tokenizing and tool calls; ranks need them for an offloaded optimizer."""
+"""Cores per GPU. Engines need them for tokenizing and tool calls, ranks for an offloaded optimizer."""
 MAX_AUTO_GPUS = 256
-"""GPUs that one job takes if it does not say how many."""
+"""Maximum number of GPUs for a job that does not set a number."""
 
 
 def placements_of(request: Request, *, fewest_gpus: bool = False) -> Iterator[Placement]:
-    """Yield the placements that the job may have, the best first; some do not fit.
+    """Yield the placements to try for a job, best first; some of them do not fit.
 
-    The first one is the recorded layout of the run that is resumed, if there is one. With `fewest_gpus` the best
-    placement is the one with the fewest GPUs.
+    If a resumed run has recorded its layout, that layout comes first. With `fewest_gpus`, the best placement is the one
+    with the fewest GPUs.
     """
     search = _Search(request)
     if (recorded := _recorded(request, search)) is not None:
@@ -53,18 +53,18 @@ def placements_of(request: Request, *, fewest_gpus: bool = False) -> Iterator[Pl
 
 
 def _recorded(request: Request, search: _Search) -> Placement | None:
-    """The layout of the run that is resumed, with the values that its job gives today."""
-    kept: RecordedLayout = request.recorded
-    if kept.engines is None or not search.on_gpus or not request.learner:
+    """Return the recorded layout of the resumed run, with the values that its job sets now; None if not recorded."""
+    recorded: RecordedLayout = request.recorded
+    if recorded.engines is None or not search.on_gpus or not request.learner:
         return None
     given, names = request.job.cluster, [name for name in RECORDED if name != "micro_batch_tokens"]
-    values = {name: getattr(kept, name) for name in names if getattr(given, name) == "auto"}
+    values = {name: getattr(recorded, name) for name in names if getattr(given, name) == "auto"}
     return replace(search.base, **{name: value for name, value in values.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True)
 class _Division:
-    """How many GPUs engines and ranks get."""
+    """Division of the GPUs between engines and ranks."""
 
     engines: int
     engine_gpus: int
@@ -77,7 +77,7 @@ class _Division:
 
 
 class _Search:
-    """The placements of one request on its GPUs."""
+    """Search for the placements of one request."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -96,23 +96,25 @@ class _Search:
     # -- on CPUs -------------------------------------------------------------------------------------------------------
 
     def _base(self) -> Placement:
-        """Return one engine and one rank, with the values that the job gives: the placement on CPUs."""
+        """Return the placement on CPUs: one engine and one rank, except for values that the job gives."""
         request, cluster = self._request, self._cluster
         gpus = int(self.on_gpus) if cluster.engine_gpus == "auto" else cluster.engine_gpus
         share = self._cores_per_gpu()
         optimizer = request.job.optimizer
         colocated = self._colocated(gpus)
         return Placement(
-            engines=_given(cluster.engines, 1) if self._samples else 0,
-            engine_cores=_given(cluster.engine_cores, min(MAX_ENGINE_CORES, share) if self._is_free else 1),
+            engines=_resolve_auto(cluster.engines, 1) if self._samples else 0,
+            engine_cores=_resolve_auto(
+                cluster.engine_cores, min(MAX_ENGINE_CORES, share) if self._can_tune_engines else 1
+            ),
             engine_gpus=gpus,
-            learner_ranks=_given(cluster.learner_ranks, 1) if request.learner else 0,
-            rank_cores=_given(cluster.rank_cores, min(MAX_RANK_CORES, share)),
+            learner_ranks=_resolve_auto(cluster.learner_ranks, 1) if request.learner else 0,
+            rank_cores=_resolve_auto(cluster.rank_cores, min(MAX_RANK_CORES, share)),
             rank_gpus=int(gpus > 0),
             dtype=("bfloat16" if gpus else "float32") if cluster.dtype == "auto" else cluster.dtype,
-            max_num_seqs=_given(cluster.max_num_seqs, CPU_SEQUENCES),
-            zero_stage=_given(cluster.zero_stage, 0),
-            offload=_given(cluster.offload, "none"),
+            max_num_seqs=_resolve_auto(cluster.max_num_seqs, CPU_SEQUENCES),
+            zero_stage=_resolve_auto(cluster.zero_stage, 0),
+            offload=_resolve_auto(cluster.offload, "none"),
             micro_batch_tokens=micro_batch_sizes(request)[0],
             lora=self._adapters()[0] if optimizer.lora == "auto" else optimizer.adapter,
             colocated=colocated,
@@ -121,8 +123,8 @@ class _Search:
         )
 
     @property
-    def _is_free(self) -> bool:
-        """Whether engines may have other values than those of jobs with which they are shared."""
+    def _can_tune_engines(self) -> bool:
+        """Whether engine settings can be chosen: a shared engine's settings must be equal for all its jobs."""
         return self.on_gpus and not self._cluster.share_engines
 
     def _colocated(self, engine_gpus: int) -> bool:
@@ -132,7 +134,7 @@ class _Search:
         return given and self._request.learner
 
     def _cores_per_gpu(self) -> int:
-        """The cores of each engine or rank with which every GPU can be used."""
+        """Return the cores that each engine or rank may use so that no GPU is left without cores."""
         if not self.on_gpus or not self._nodes:
             return 1
         return max(1, min(int(node.cores // node.gpus) for node in self._nodes))
@@ -140,30 +142,30 @@ class _Search:
     # -- on GPUs -------------------------------------------------------------------------------------------------------
 
     def balanced(self) -> Iterator[Placement]:
-        """Yield placements on GPUs: the least saving first, then the most even use of GPUs, then the lowest stage."""
+        """Yield placements on GPUs: smallest memory savings first, then most even division, then lowest ZeRO stage."""
         for lora, offload in self._savings():
             for division, stage in product(self._divisions(), self._stages()):
                 placement = self._placement(division, lora, offload, stage)
                 if self._may_fit(placement):
                     yield placement
-        yield from self._as_a_last_resort()
+        yield from self._fallback()
 
     def on_gpus_by_size(self) -> Iterator[Placement]:
-        """Yield placements on GPUs, those with the fewest first."""
-        divisions = sorted(self._divisions(shares_any=True), key=lambda division: division.num_gpus)
+        """Yield placements on GPUs, those with the fewest GPUs first."""
+        divisions = sorted(self._divisions(try_colocated=True), key=lambda division: division.num_gpus)
         for division, (lora, offload), stage in product(divisions, self._savings(), self._stages()):
             placement = self._placement(division, lora, offload, stage)
             if self._may_fit(placement):
                 yield placement
-        yield from self._as_a_last_resort()
+        yield from self._fallback()
 
-    def _as_a_last_resort(self) -> Iterator[Placement]:
-        """Yield the placement that is shown if nothing fits: an even one with all savings."""
+    def _fallback(self) -> Iterator[Placement]:
+        """Yield the placement to report if nothing fits: an even division with all memory savings."""
         lora, offload = self._savings()[-1]
         yield self._placement(next(self._divisions()), lora, offload, self._stages()[-1])
 
     def _savings(self) -> list[tuple[LoraSpec | None, Offload]]:
-        """Return adapter and offload of each way to train, the least saving first."""
+        """Return the combinations of adapter and offload to try, those that save least memory first."""
         optimizer, offload = self._request.job.optimizer, self._cluster.offload
         offloads = OFFLOADS if offload == "auto" else (offload,)
         if not self._request.learner:
@@ -173,7 +175,10 @@ class _Search:
         return [*plain, *((lora, each) for lora in reversed(loras) for each in offloads[1:])]
 
     def _adapters(self) -> list[LoraSpec | None]:
-        """Return what `lora: auto` may be: an adapter goes on as it is, and shared engines need one."""
+        """Return the possible values of `lora: auto`.
+
+        A model that is an adapter keeps its shape, and shared engines require an adapter.
+        """
         request = self._request
         if request.adapter is not None:
             return [request.adapter]
@@ -192,11 +197,11 @@ class _Search:
     def _placement(self, division: _Division, lora: LoraSpec | None, offload: Offload, stage: int) -> Placement:
         base, cluster = self.base, self._cluster
         cores = base.engine_cores
-        if cluster.engine_cores == "auto" and self._is_free:
+        if cluster.engine_cores == "auto" and self._can_tune_engines:
             cores *= max(1, division.engine_gpus)
         sequences = base.max_num_seqs
-        if cluster.max_num_seqs == "auto" and self._is_free and division.engines:
-            sequences = self._sequences(division.engine_gpus)
+        if cluster.max_num_seqs == "auto" and self._can_tune_engines and division.engines:
+            sequences = self._choose_max_num_seqs(division.engine_gpus)
         return replace(
             base,
             engines=division.engines,
@@ -213,11 +218,11 @@ class _Search:
 
     # -- divisions of GPUs ---------------------------------------------------------------------------------------------
 
-    def _divisions(self, *, shares_any: bool = False) -> Iterator[_Division]:
-        """Yield how GPUs may be divided, the best first; `shares_any`: also engines and ranks on the same GPUs."""
+    def _divisions(self, *, try_colocated: bool = False) -> Iterator[_Division]:
+        """Yield the possible divisions of the GPUs, best first. With `try_colocated`, include colocated ones."""
         cluster, base, total = self._cluster, self.base, self._num_gpus
         found = False
-        if base.colocated or (shares_any and self._may_share):
+        if base.colocated or (try_colocated and self._can_colocate):
             for number in range(max(1, total), 0, -1):
                 if (
                     _allows(cluster.engines, number)
@@ -228,14 +233,14 @@ class _Search:
                     yield _Division(number, 1, number, colocated=True)
         if not base.colocated:
             for gpus in self._engine_gpus():
-                for division in self._apart(gpus):
+                for division in self._separate_divisions(gpus):
                     found = True
                     yield division
         if not found:
             yield _Division(base.engines, base.engine_gpus, base.learner_ranks, base.colocated)
 
     @property
-    def _may_share(self) -> bool:
+    def _can_colocate(self) -> bool:
         return (
             self._cluster.colocated == "auto"
             and self._samples
@@ -244,8 +249,11 @@ class _Search:
             and self._cluster.engine_gpus in ("auto", 1)
         )
 
-    def _apart(self, gpus: int) -> Iterator[_Division]:
-        """Yield divisions with `gpus` for each engine: all GPUs first, and of those the most even, engines first."""
+    def _separate_divisions(self, gpus: int) -> Iterator[_Division]:
+        """Yield divisions with separate GPUs and `gpus` per engine.
+
+        Divisions that use most GPUs come first, then the most even ones, then those with fewer ranks.
+        """
         cluster, total = self._cluster, self._num_gpus
         engines = range(1, total // gpus + 1) if self._samples else range(1)
         ranks = range(1, total + 1) if self._request.learner else range(1)
@@ -260,15 +268,15 @@ class _Search:
             if engine_count * gpus + rank_count <= total
         ]
 
-        def is_better(pair: tuple[int, int]) -> tuple[int, int, int]:
+        def sort_key(pair: tuple[int, int]) -> tuple[int, int, int]:
             used = pair[0] * gpus
             return total - used - pair[1], abs(used - pair[1]), pair[1]
 
-        for engine_count, rank_count in sorted(pairs, key=is_better):
+        for engine_count, rank_count in sorted(pairs, key=sort_key):
             yield _Division(engine_count, gpus, rank_count)
 
     def _engine_gpus(self) -> list[int]:
-        """Return numbers of GPUs with which an engine may hold a sequence of full length, the best first."""
+        """Return the numbers of GPUs with which an engine's cache holds a full-length sequence, best first."""
         cluster = self._cluster
         if cluster.engine_gpus != "auto":
             return [cluster.engine_gpus]
@@ -280,29 +288,29 @@ class _Search:
         if model is None or gpu_bytes is None:
             return numbers[:1]
         numbers = [number for number in numbers if model.heads % number == 0]
-        held = {number: self._held(number, MIN_GPU_SEQUENCES, gpu_bytes) for number in numbers}
-        many = [number for number in numbers if held[number] >= MIN_SEQUENCES_AT_ONCE]
-        return [*many, *(number for number in numbers if 1.0 <= held[number] < MIN_SEQUENCES_AT_ONCE)]
+        cached = {number: self._num_cached(number, MIN_GPU_SEQUENCES, gpu_bytes) for number in numbers}
+        many = [number for number in numbers if cached[number] >= MIN_SEQUENCES_AT_ONCE]
+        return [*many, *(number for number in numbers if 1.0 <= cached[number] < MIN_SEQUENCES_AT_ONCE)]
 
-    def _held(self, gpus: int, max_num_seqs: int, gpu_bytes: int) -> float:
-        """How many sequences of full length the cache of an engine holds."""
+    def _num_cached(self, gpus: int, max_num_seqs: int, gpu_bytes: int) -> float:
+        """Return the number of full-length sequences that an engine's cache holds."""
         placement = replace(self.base, engine_gpus=gpus, max_num_seqs=max_num_seqs, colocated=False)
         memory = engine_memory_of(self._request, placement, gpu_bytes)
         return 0.0 if memory is None else memory.num_sequences or 0.0
 
     @cache  # noqa: B019 - a search lives as long as one call
-    def _sequences(self, engine_gpus: int) -> int:
-        """The largest power of two of sequences that the cache holds if each is a quarter of the context."""
+    def _choose_max_num_seqs(self, engine_gpus: int) -> int:
+        """Return the largest power of two of sequences that fit in the cache if each fills a quarter of the context."""
         smallest = min((node.usable_gpu_bytes for node in self._nodes if node.usable_gpu_bytes), default=None)
         if smallest is None or self._request.model is None:
             return CPU_SEQUENCES
         number = MAX_GPU_SEQUENCES
-        while number > MIN_GPU_SEQUENCES and SHORTER * self._held(engine_gpus, number, smallest) < number:
+        while number > MIN_GPU_SEQUENCES and SHORTER * self._num_cached(engine_gpus, number, smallest) < number:
             number //= 2
         return number
 
     def _may_fit(self, placement: Placement) -> bool:
-        """Whether a rank alone fits the largest GPU, which is quickly found."""
+        """Whether a single rank fits on the largest GPU: a fast check before the exact one."""
         if not placement.learner_ranks or self._largest_gpu is None:
             return True
         return self._rank_fits(placement.learner_ranks, placement.zero_stage, placement.offload, placement.lora)
@@ -321,8 +329,8 @@ class _Search:
         return memory is None or self._largest_gpu is None or memory.gpu_bytes <= self._largest_gpu
 
 
-def _given(value: Value | str, auto: Value) -> Value:
-    """The value of a setting, or `auto` if it is auto."""
+def _resolve_auto(value: Value | str, auto: Value) -> Value:
+    """Return the value of a setting, or `auto` if the setting is "auto"."""
     return auto if value == "auto" else value  # type: ignore[return-value]
 
 
@@ -335,7 +343,7 @@ def _values(given: int | str, possible: Sequence[int]) -> Sequence[int]:
 
 
 def _largest(sizes: Sequence[int | None]) -> int | None:
-    """The largest of them; None if one is unknown."""
+    """Return the largest size; None if a size is unknown."""
     known = [size for size in sizes if size is not None]
     return max(known, default=None) if len(known) == len(sizes) else None
 
@@ -344,7 +352,7 @@ def _largest(sizes: Sequence[int | None]) -> int | None:
 
 
 def engine_memory_of(request: Request, placement: Placement, gpu_bytes: int | None) -> Memory | None:
-    """The memory of an engine on GPUs of `gpu_bytes`; None without a model."""
+    """Return the memory of an engine on GPUs of `gpu_bytes`; None without a model."""
     if request.model is None:
         return None
     memory = engine_memory(
@@ -361,7 +369,7 @@ def engine_memory_of(request: Request, placement: Placement, gpu_bytes: int | No
 
 
 def rank_memory_of(request: Request, placement: Placement, rank: int) -> Memory | None:
-    """The memory of a learner rank; None without a model."""
+    """Return the memory of a learner rank; None without a model."""
     if request.model is None:
         return None
     job = request.job

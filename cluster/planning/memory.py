@@ -1,9 +1,12 @@
-"""The memory that an engine and a learner rank need, part by part, estimated from a model's sizes before a start.
+"""Estimated memory of an engine and of a learner rank by part, from the model's sizes.
 
-Measured peaks on a CPU in float32 against these estimates, in GiB: a rank with 0.56M parameters 0.69 (0.62), with 37M
-parameters and 1,024 tokens per micro-batch 1.91 (1.56), with ZeRO 1 2.19 (1.82), both when it still copied the weights
-that it sends twice (1.70, 1.96); an engine with 37M parameters 2.97 (3.06). Tensors of a rank on an H100 in
-bfloat16, ZeRO 1, 16k tokens: 0.6B parameters 12.6 (15.5), 1.7B 34.3 (38.9).
+Measured peaks in GiB, with the estimates in parentheses:
+
+- rank on a CPU in float32, 0.56M parameters: 0.69 (0.62)
+- rank on a CPU in float32, 37M parameters, 1,024 tokens per micro-batch: 1.91 (1.56); with ZeRO 1: 2.19 (1.82). These
+  ranks still copied the weights that they send twice, for which the estimates were 1.70 and 1.96.
+- engine on a CPU in float32, 37M parameters: 2.97 (3.06)
+- tensors of a rank on an H100 in bfloat16, ZeRO 1, 16k tokens: 0.6B parameters 12.6 (15.5), 1.7B 34.3 (38.9)
 """
 
 from __future__ import annotations
@@ -24,17 +27,17 @@ if TYPE_CHECKING:  # pydantic may be missing where this runs
 
 GIB = 2**30
 ENGINE_PROCESSES_BYTES = {"cpu": round(1.4 * GIB), "cuda": round(3.0 * GIB)}
-"""The engine actor and vLLM's core process with Python, torch and vLLM, without weights."""
+"""Memory of the engine actor and vLLM's core process: Python, torch and vLLM, without weights."""
 RANK_PROCESS_BYTES = {"cpu": round(0.6 * GIB), "cuda": round(2.5 * GIB)}
-"""A rank's process with Python, torch, transformers and DeepSpeed; on a GPU with the CUDA libraries."""
+"""Memory of a rank's process: Python, torch, transformers and DeepSpeed, and on a GPU the CUDA libraries."""
 CUDA_CONTEXT_BYTES = round(1.5 * GIB)
-"""On each GPU: the CUDA context, NCCL's buffers, and an engine's CUDA graphs."""
+"""Memory on each GPU for the CUDA context, NCCL's buffers and an engine's CUDA graphs."""
 LIVE_PARAMETERS = 1_000_000_000
-"""DeepSpeed's `stage3_max_live_parameters`: the most parameters that ZeRO-3 gathers at a time."""
+"""DeepSpeed's `stage3_max_live_parameters`: the maximum number of parameters that ZeRO-3 gathers at a time."""
 
 
 class Cluster(Protocol):
-    """Settings that the memory of engines and ranks depends on, as in `Placement`: pydantic may be missing here."""
+    """Settings of `Placement` that determine memory. A protocol, because pydantic may be missing here."""
 
     @property
     def max_num_seqs(self) -> int: ...
@@ -54,9 +57,9 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The bytes that one engine or rank needs, by part: on each of its GPUs (none on a CPU), and on its node.
+    """Memory of one engine or rank in bytes by part: `gpu` on each of its GPUs, `host` on its node.
 
-    `num_sequences` is the number of sequences of full context length that an engine's cache holds.
+    `gpu` is empty on a CPU. `num_sequences` is the number of full-length sequences that an engine's cache holds.
     """
 
     gpu: Mapping[str, int] = field(default_factory=dict)
@@ -73,7 +76,7 @@ class Memory:
 
 
 def kv_bytes_per_token(model: ModelShape, itemsize: int, gpus: int = 1) -> int:
-    """Bytes of the key-value cache per token on each of an engine's GPUs.
+    """Return the bytes of the key-value cache per token on each of an engine's GPUs.
 
     Tensor parallelism splits heads, and each GPU has at least one (Kwon et al. 2023, "Efficient Memory Management for
     Large Language Model Serving with PagedAttention").
@@ -92,42 +95,52 @@ def engine_memory(
     lora: LoraSpec | None = None,
     gpu_share: float = GPU_MEMORY_SHARE,
 ) -> Memory:
-    """Memory of an engine with `gpus` GPUs (0: on a CPU) of `gpu_bytes` each (None: unknown).
+    """Return the memory of an engine.
 
-    vLLM takes `gpu_share` of a GPU whatever the model needs: the rest of it after weights and one step's
-    activations is cache. If the size of the GPU is unknown, one sequence's cache is counted. A step runs at most
-    `max_num_batched_tokens` tokens through one layer at a time and computes the log-probabilities of one token per
-    sequence (three float32 tensors over the vocabulary: raw, scaled and normalised logits).
+    vLLM always takes `gpu_share` of a GPU; after weights and the activations of one step, the rest is cache. If the
+    size of the GPU is unknown, the cache of one sequence is counted. A step runs at most `max_num_batched_tokens`
+    tokens through one layer at a time. It computes the log-probabilities of one token per sequence, in three float32
+    tensors over the vocabulary: raw, scaled and normalized logits.
+
+    Args:
+        model: Sizes of the model.
+        cluster: Settings of the placement.
+        gpus: Number of GPUs; 0 for an engine on a CPU.
+        itemsize: Bytes per weight.
+        context_length: Maximum length of a sequence in tokens.
+        gpu_bytes: Memory of each GPU; None if unknown.
+        lora: The adapter to train; None for all weights.
+        gpu_share: Share of each GPU's memory that vLLM takes.
     """
     weights = model.num_parameters * itemsize
     tokens = max(MIN_BATCHED_TOKENS, context_length)
     layer = tokens * (4 * model.hidden + 3 * model.intermediate) * itemsize
     logits = 3 * cluster.max_num_seqs * model.vocabulary * 4
     sequence = model.cache.sequence_bytes(context_length, itemsize, max(1, gpus))
-    arriving = {"arriving weights": model.trained(lora) * itemsize}  # a new version in shared memory
+    incoming = {"incoming weights": model.trained(lora) * itemsize}  # a new version in shared memory
     if not gpus:
         cache = cpu_cache_bytes(cluster.max_num_seqs, context_length, kv_bytes_per_token(model, itemsize))
         work = {"processes": ENGINE_PROCESSES_BYTES["cpu"], "weights": weights, "cache": cache}
-        return Memory(host=work | {"activations": layer, "logits": logits} | arriving, num_sequences=cache / sequence)
+        return Memory(host=work | {"activations": layer, "logits": logits} | incoming, num_sequences=cache / sequence)
     on_gpu = {"weights": weights // gpus, "activations": layer // gpus, "logits": logits, "context": CUDA_CONTEXT_BYTES}
-    room = None if gpu_bytes is None else round(gpu_bytes * gpu_share) - sum(on_gpu.values())
-    cache = sequence if room is None else max(0, room)
+    left = None if gpu_bytes is None else round(gpu_bytes * gpu_share) - sum(on_gpu.values())
+    cache = sequence if left is None else max(0, left)
     return Memory(
         gpu=on_gpu | {"cache": cache},
-        host={"processes": ENGINE_PROCESSES_BYTES["cuda"] * gpus} | arriving,
+        host={"processes": ENGINE_PROCESSES_BYTES["cuda"] * gpus} | incoming,
         num_sequences=cache / sequence,
     )
 
 
 def by_turns(memory: Memory, slack: float = 0.0) -> Memory:
-    """The memory of an engine or a rank that takes turns with the other on its GPU.
+    """Return the memory of an engine or a rank that time-shares its GPU with the other one.
 
-    Asleep, it keeps in its node's memory what it cannot compute again, with a share of `slack` in addition; the other
-    one's CUDA context stays on the GPU.
+    While it is offloaded, its node's memory holds the parts that cannot be computed again, and `slack` times their size
+    in addition. The other one's CUDA context stays on the GPU.
     """
-    kept = sum(memory.gpu.get(part, 0) for part in ("weights", "gradients", "optimizer"))
-    gpu, asleep = {**memory.gpu, "context of the other": CUDA_CONTEXT_BYTES}, round(kept * (1 + slack))
-    return replace(memory, gpu=gpu, host={**memory.host, "asleep": asleep})
+    needed = sum(memory.gpu.get(part, 0) for part in ("weights", "gradients", "optimizer"))
+    gpu, offloaded = {**memory.gpu, "other CUDA context": CUDA_CONTEXT_BYTES}, round(needed * (1 + slack))
+    return replace(memory, gpu=gpu, host={**memory.host, "offloaded": offloaded})
 
 
 def rank_memory(
@@ -141,15 +154,24 @@ def rank_memory(
     lora: LoraSpec | None = None,
     rank: int = 0,
 ) -> Memory:
-    """Memory of a learner rank; rank 0 needs most, since it copies what is trained for checkpoints.
+    """Return the memory of a learner rank. Rank 0 needs most, because it copies the trained weights for checkpoints.
 
-    `longest`: the longest sequence in tokens; `keeps_start`: it compares with the start model, and holds it
-    too; with `lora` it is there anyway.
+    Weights, gradients and optimizer follow ZeRO's stages (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward
+    Training Trillion Parameter Models", section 5), as implemented by DeepSpeed 0.19 with our settings:
 
-    Weights, gradients and optimizer by ZeRO's stages (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward
-    Training Trillion Parameter Models", section 5), with what DeepSpeed 0.19 does in our settings: Adam's two moments
-    in float32; float32 master weights for bfloat16 ones, and from stage 1 on for float32 ones too; gradients
-    summed in float32, below stage 2 for all parameters.
+    - Adam's two moments are float32.
+    - bfloat16 weights have float32 master weights; from stage 1 on, float32 weights have them too.
+    - Gradients are summed in float32; below stage 2, each rank holds the sums for all parameters.
+
+    Args:
+        model: Sizes of the model.
+        cluster: Settings of the placement.
+        on_gpu: Whether the rank has a GPU.
+        itemsize: Bytes per weight.
+        longest: Maximum length of a sequence in tokens.
+        keeps_start: Whether the rank also holds the reference model. With `lora` it needs no second copy.
+        lora: The adapter to train; None for all weights.
+        rank: Index of the rank.
     """
     parameters, ranks = model.num_parameters, cluster.learner_ranks
     stage = ranks_stage(itemsize == 2, cluster.zero_stage, cluster.offload != "none")
@@ -178,25 +200,27 @@ def rank_memory(
     moved = _offloaded(cluster.offload, work, model, num_tokens, itemsize, stage, trained // shards) if on_gpu else {}
     # Rank 0 gathers the weights that it sends into one bucket, which holds the largest of them.
     largest = max(MAX_BUCKET_BYTES, model.largest_parameter * itemsize)
-    leaving = {"leaving weights": min(largest, trained * itemsize)}
-    # A checkpoint is copied into the node's memory, which is kept, and written from there while training goes on.
+    outgoing = {"outgoing weights": min(largest, trained * itemsize)}
+    # A checkpoint is copied into the node's memory and written from there while training continues. The memory is
+    # reused for the next checkpoint.
     snapshot = snapshot_bytes(trained, rank=rank, ranks=ranks, stage=stage, in_bfloat16=itemsize == 2)
     if not on_gpu:
-        return Memory(host={"processes": RANK_PROCESS_BYTES["cpu"]} | work | leaving | {"snapshot": snapshot})
-    # A rank reads the model tensor by tensor from mapped files, and so never holds it in its node's memory. Of a model
-    # of 320 MB under ZeRO 3, two ranks on CPUs held at most their parts of 160 MB (before, up to 460 MB).
-    host = {"processes": RANK_PROCESS_BYTES["cuda"], "snapshot": snapshot} | leaving | moved
+        return Memory(host={"processes": RANK_PROCESS_BYTES["cpu"]} | work | outgoing | {"snapshot": snapshot})
+    # A rank reads the model tensor by tensor from mapped files, so the full model is never in its node's memory. With a
+    # model of 320 MB under ZeRO 3, each of two ranks on CPUs held at most its part of 160 MB (before, up to 460 MB).
+    host = {"processes": RANK_PROCESS_BYTES["cuda"], "snapshot": snapshot} | outgoing | moved
     return Memory(gpu=work | {"context": CUDA_CONTEXT_BYTES}, host=host)
 
 
 def _offloaded(
     offload: Offload, work: dict[str, int], model: ModelShape, num_tokens: int, itemsize: int, stage: int, updated: int
 ) -> dict[str, int]:
-    """What leaves a rank's `work` on its GPU for its node's memory, which it returns; `updated`: of its parameters.
+    """Subtract offloaded bytes from a rank's `work` on its GPU, and return the bytes that its node's memory holds.
 
-    Gradients leave the GPU while they are computed, a bucket at a time; the node holds them in float32, and a copy of
-    the new weights (in stage 3: another one of the gradients). That was counted tensor by tensor on a CPU. Of the
-    activations the inputs of layers leave, all but those of two.
+    `updated` is the number of parameters that this rank updates. Gradients are offloaded bucket by bucket while they
+    are computed. The node holds them in float32, together with a copy of the new weights (in stage 3, a second copy of
+    the gradients); these sizes were counted tensor by tensor on a CPU. The offloaded activations are the inputs of all
+    layers but two.
     """
     if offload == "none":
         return {}
@@ -209,14 +233,14 @@ def _offloaded(
 
 
 def activation_bytes(model: ModelShape, num_tokens: int, itemsize: int, *, recomputed: bool) -> int:
-    """Bytes that the forward pass of `num_tokens` packed tokens keeps for the backward pass.
+    """Return the bytes that the forward pass of `num_tokens` packed tokens stores for the backward pass.
 
     As in Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models"), but for layers with
-    RMSNorm, gated feed-forward, grouped queries and an attention that keeps no scores. Per token and layer, counted
-    tensor by tensor in Qwen3 (others keep less: no norms of queries and keys): 6 hidden, 5 query, 4 key and 4
-    intermediate widths in float32; 8, 6, 5 and 4 in bfloat16, whose norms compute in float32. The backward pass of one
-    layer adds about half of that. With activation checkpointing (`recomputed`) only the input of each layer is kept,
-    and one layer at a time in full.
+    RMSNorm, gated feed-forward, grouped queries and an attention that stores no scores. A layer stores per token, in
+    multiples of hidden, query, key and intermediate width, 6, 5, 4 and 4 in float32. In bfloat16, whose norms compute
+    in float32, it stores 8, 6, 5 and 4. These were counted tensor by tensor in Qwen3; models without norms of queries
+    and keys store less. The backward pass of one layer adds about half as much. With activation checkpointing
+    (`recomputed`), only the input of each layer is stored, and one layer at a time in full.
     """
     norms, queries, keys = (6, 5, 4) if itemsize == 4 else (8, 6, 5)
     width = norms * model.hidden + queries * model.query + keys * model.key + 4 * model.intermediate

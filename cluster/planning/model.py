@@ -1,4 +1,4 @@
-"""A model's sizes, and what a sequence takes in an engine's cache: read from config.json and the weights' headers."""
+"""Model sizes, and the cache size of a sequence, read from config.json and the headers of the weight files."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ if TYPE_CHECKING:  # pydantic may be missing where this runs
 FULL = {"full_attention", "attention", "global_attention", "*"}
 WINDOWED = {"sliding_attention", "chunked_attention", "local_attention"}
 NO_MIXER = {"mlp", "moe", "-", "E"}
-"""Layers of hybrid models that are only feed-forward."""
+"""Types of layers in hybrid models that have only a feed-forward part, and so no cache."""
 STATES = (
     ("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
     ("mamba_n_heads", "mamba_d_head", "mamba_d_state"),
     ("mamba_num_heads", "mamba_head_dim", "ssm_state_size"),
     ("num_attention_heads", "head_dim", "head_dim"),
 )
-"""Keys whose product is the number of elements of a layer's state: Qwen3-Next, Granite 4, Nemotron-H, MiniMax-01."""
+"""Config keys whose product is the number of elements in a layer's state.
+
+In this order, for Qwen3-Next, Granite 4, Nemotron-H and MiniMax-01.
+"""
 CONVOLUTION = ("hidden_size", "conv_L_cache")
 STATE_ITEMSIZE = 4
 CACHE_KEYS = (
@@ -40,26 +43,32 @@ CACHE_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The layers that keep all tokens, and those that keep the last `window`; `width` is the elements of a token."""
+    """Numbers of layers that cache all tokens and that cache the last `window` tokens.
+
+    `width` is the number of elements per token and layer.
+    """
 
     full_layers: int
     window_layers: int
     window: int
     heads: int
-    """Among which tensor parallelism splits `width`; 1 for a latent vector, which each GPU holds."""
+    """Key-value heads, between which tensor parallelism splits `width`; 1 for a latent vector, which each GPU holds."""
     width: int
     state_bytes: int = 0
-    """Bytes of all other layers together, whatever the length of the sequence."""
+    """Total bytes of the state of all other layers; independent of the sequence length."""
 
     def sequence_bytes(self, num_tokens: int, itemsize: int, gpus: int = 1) -> int:
-        """Bytes on each of an engine's GPUs; each holds at least one head (Kwon et al. 2023, PagedAttention)."""
+        """Return the cache bytes of a sequence on each of an engine's GPUs.
+
+        Each GPU holds at least one head (Kwon et al. 2023, PagedAttention).
+        """
         tokens = self.full_layers * num_tokens + self.window_layers * min(num_tokens, self.window)
         width = self.width // self.heads * max(1, self.heads // gpus)
         return tokens * width * itemsize + self.state_bytes // gpus
 
 
 def cache_shape(config: Mapping[str, Any], layers: int, kv_heads: int, head_dim: int) -> CacheShape:
-    """The shape that config.json describes; without kinds of layers all have full attention."""
+    """Return the cache shape that config.json describes. If it has no layer types, all layers have full attention."""
     kinds = kinds_of_layers(config, layers)
     full = sum(kind in FULL for kind in kinds)
     windowed = sum(kind in WINDOWED for kind in kinds)
@@ -73,7 +82,7 @@ def cache_shape(config: Mapping[str, Any], layers: int, kv_heads: int, head_dim:
 
 
 def kinds_of_layers(config: Mapping[str, Any], layers: int) -> list[str]:
-    """The kind of each layer, as config.json names it."""
+    """Return the type of each layer, as config.json names it."""
     if kinds := config.get("layer_types") or config.get("layers_block_type"):
         return list(kinds)
     if pattern := config.get("hybrid_override_pattern"):
@@ -83,7 +92,7 @@ def kinds_of_layers(config: Mapping[str, Any], layers: int) -> list[str]:
 
 
 def _state_bytes(config: Mapping[str, Any]) -> int:
-    """The state of one layer in float32; 0 if no known keys say its size."""
+    """Return the bytes of one layer's state in float32; 0 if config.json has none of the known keys."""
     for keys in (CONVOLUTION, *STATES):
         sizes = [config.get(key) for key in keys]
         if all(isinstance(size, int) for size in sizes):
@@ -93,7 +102,7 @@ def _state_bytes(config: Mapping[str, Any]) -> int:
 
 REQUIRED_KEYS = ("num_attention_heads", "num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size")
 ONLY_EXPERTS = {"moe", "E"}
-"""Layers of Nemotron-H that have experts, where the others have none."""
+"""Types of layers with experts in models like Nemotron-H, whose other layers have no experts."""
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 CONFIG_KEYS = (
     *REQUIRED_KEYS,
@@ -102,14 +111,14 @@ CONFIG_KEYS = (
     *CACHE_KEYS,
     *("max_position_embeddings", "rope_parameters"),
 )
-"""The keys of config.json that are read here, without the older names of two of them."""
+"""Keys of config.json that this module reads. Older names, such as `rope_scaling`, are not included."""
 SCALED_LATER = ("linear", "dynamic")
-"""Kinds of rotary scaling whose factor is not included in `max_position_embeddings`."""
+"""Types of RoPE scaling whose factor is not included in `max_position_embeddings`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A model's sizes. Widths are per token: `intermediate` is summed over the experts that a token uses."""
+    """Sizes of a model. Widths are per token: `intermediate` is the sum over the experts that a token uses."""
 
     num_parameters: int
     layers: int
@@ -120,11 +129,11 @@ class ModelShape:
     intermediate: int
     vocabulary: int
     layers_cache: CacheShape | None = None
-    """None: all layers have full attention."""
+    """Cache shape; None if all layers have full attention."""
     idle_parameters: int = 0
-    """Those of the experts that a token does not use."""
+    """Parameters of the experts that a token does not use."""
     expert_parameters: int = 0
-    """The number of parameters of all experts of one layer."""
+    """Parameters of all experts of one layer."""
 
     @property
     def active_parameters(self) -> int:
@@ -132,7 +141,7 @@ class ModelShape:
 
     @property
     def largest_parameter(self) -> int:
-        """Elements of the largest parameter: the embedding, or the two fused inputs of all experts of a layer."""
+        """Elements of the largest parameter: the embedding, or the fused gate and up weights of a layer's experts."""
         return max(self.vocabulary * self.hidden, 2 * self.expert_parameters // 3)
 
     @property
@@ -145,13 +154,13 @@ class ModelShape:
 
     @property
     def key(self) -> int:
-        """The width of keys, and that of values."""
+        """Width of a token's keys in one layer; its values have the same width."""
         return self.kv_heads * self.head_dim
 
     def trained(self, lora: LoraSpec | None) -> int:
-        """Parameters that are trained: all, or those of an adapter, `rank` x (inputs + outputs) of each linear layer.
+        """Return the number of trained parameters: all, or `rank` x (inputs + outputs) per linear layer with LoRA.
 
-        That is too many if `lora` names targets, or if the model has experts: their weights have no adapters.
+        The LoRA number is too high if `lora` names targets or the model has experts, whose weights get no adapters.
         """
         if lora is None:
             return self.num_parameters
@@ -173,7 +182,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of config.json that describes the language model: all of it, unless there are several parts."""
+    """Return the section of config.json for the language model: `text_config`, or all of `config` if it is missing."""
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
 
@@ -182,7 +191,7 @@ def shape_of(config: Mapping[str, Any], num_parameters: int) -> ModelShape:
     """Return the shape of a model with this `text_config` and number of parameters.
 
     Raises:
-        ValueError: The config lacks a size.
+        ValueError: A size is missing in the config.
     """
     if missing := [key for key in REQUIRED_KEYS if not isinstance(config.get(key), int)]:
         raise ValueError(f"{', '.join(missing)} must be an integer")
@@ -212,13 +221,13 @@ def shape_of(config: Mapping[str, Any], num_parameters: int) -> ModelShape:
 
 
 def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return how config.json says that the weights are quantized; None if they are not."""
+    """Return config.json's `quantization_config`; None if the weights are not quantized."""
     found = config.get("quantization_config")
     return found if isinstance(found, dict) else None
 
 
 def max_context(config: Mapping[str, Any]) -> int | None:
-    """The model's longest context in tokens; None if it has no limit."""
+    """Return the model's maximum context in tokens; None if it has no limit."""
     limit: int | None = config.get("max_position_embeddings")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if limit is not None and (rope.get("rope_type") or rope.get("type")) in SCALED_LATER:
@@ -231,9 +240,9 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def count_parameters(path: Path, config: Mapping[str, Any]) -> int:
-    """Count the parameters in the headers of safetensors files; other files count approximately, by their size.
+    """Count the parameters in the headers of safetensors files; estimate those in other files from the file size.
 
-    Quantized weights count by the shape that they have before they are packed. `config` is the content of config.json.
+    Quantized weights count with their unpacked shape. `config` is the content of config.json.
 
     Raises:
         OSError: A file cannot be read.
@@ -258,20 +267,23 @@ _SCALES = re.compile(
     r"[._](scales?|scale_inv|scale_2|SCB|qzeros|zero_point|g_idx|weight_shape|(nested_)?(absmax|quant_map)|"
     r"quant_state\..*)$"
 )
-"""Tensors of quantized weights that are not parameters."""
+"""Names of the tensors in a quantized model that are not parameters."""
 _PACKED_BITS = {"U8": 8, "I8": 8, "I32": 32}
-"""Bits of an element that may hold several weights."""
+"""Bits per element of the dtypes that pack several weights into one element."""
 
 
 def _unpacked(name: str, count: int, dtype: str, quantization: Mapping[str, Any]) -> int:
-    """The parameters that a tensor of a quantized model with `count` elements stands for."""
+    """Return the number of parameters in a tensor with `count` elements of a quantized model."""
     if _SCALES.search(name):
         return 0
-    return count * max(1, _PACKED_BITS.get(dtype, 0) // _bits_of(quantization))
+    return count * max(1, _PACKED_BITS.get(dtype, 0) // _read_bits(quantization))
 
 
-def _bits_of(quantization: Mapping[str, Any]) -> int:
-    """Bits of a quantized weight: of GPTQ and AWQ, of compressed-tensors, of bitsandbytes; MXFP4 and NVFP4 have 4."""
+def _read_bits(quantization: Mapping[str, Any]) -> int:
+    """Return the bits per quantized weight, as GPTQ, AWQ, compressed-tensors or bitsandbytes record them.
+
+    The default is 4, the bits of MXFP4 and NVFP4.
+    """
     groups = quantization.get("config_groups") or {}
     named = [group.get("weights", {}).get("num_bits") for group in groups.values()]
     found = [bits for bits in (quantization.get("bits"), *named) if isinstance(bits, int) and bits > 0]

@@ -1,6 +1,6 @@
-"""A model's folder, checked without loading the model: its files are complete, and config.json gives its sizes.
+"""Model folder of a job: finds it, checks that its files are complete, and reads sizes without loading the model.
 
-A command makes one `ModelFolder` for its job, which hands on what it has read: no file is read a second time.
+A command creates one `ModelFolder` for its job and passes it on, so that no file is read twice.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from agent_rft.chat.renderer import Tokenizer
 
 GGUF_REMEDY = (
-    "GGUF files cannot be trained: give the folder of the original model; or convert the file with transformers and "
-    "gguf, AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE).save_pretrained(NEW), and so AutoTokenizer"
+    "GGUF files cannot be trained. Give the folder of the original model, or convert the file with transformers and "
+    "gguf: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE).save_pretrained(NEW), then the same with "
+    "AutoTokenizer"
 )
 
 MXFP4_REMEDY = (
@@ -44,18 +45,21 @@ MXFP4_REMEDY = (
     "quantization_config=Mxfp4Config(dequantize=True)).save_pretrained(NEW, save_original_format=False); "
     "then copy its tokenizer and chat template to NEW"
 )
-"""gpt-oss exists only quantized. In its original format, transformers 5.19 would write experts without their names."""
+"""Fix for gpt-oss, which is published only quantized.
+
+`save_original_format=False`: otherwise transformers 5.19 writes the experts without their names.
+"""
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """The folder of a job's model. Its files are read at first use, and only once.
+    """Folder of a job's model. Each file is read once, at first use.
 
     Attributes:
-        path: The folder, or the model's name if there is no such folder.
-        base: The folder with all weights: that of the base if `path` has an adapter, else `path`.
+        path: The folder, or the model's name if the folder was not found.
+        base: The folder with all weights: the adapter's base model if `path` has an adapter, else `path`.
         adapter: The adapter in the folder; None if the folder has all weights.
-        problem: Why there is no such model; None if the folder, and the base of its adapter, were found.
+        problem: Why the folder, or the base model of its adapter, was not found; None if they were found.
     """
 
     path: Path
@@ -80,12 +84,12 @@ class ModelFolder:
 
     @property
     def lora(self) -> LoraSpec | None:
-        """The shape of the adapter; None if there is no adapter, or its targets cannot be written as a setting."""
+        """Shape of the adapter; None if there is no adapter, or if its targets cannot be written as a setting."""
         return None if self.adapter is None else self.adapter.config.as_lora()
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The content of config.json.
+        """Content of config.json.
 
         Raises:
             OSError: The file cannot be read.
@@ -95,7 +99,7 @@ class ModelFolder:
 
     @cached_property
     def card(self) -> ModelCard | Problem | None:
-        """The folder's model card, or why the card cannot be read; None if there is no card."""
+        """Model card in the folder; a problem if the card cannot be read, None if the folder has no card."""
         try:
             return read_card(self.path)
         except UserError as error:
@@ -103,18 +107,18 @@ class ModelFolder:
 
     @cached_property
     def weight_problems(self) -> tuple[Problem, ...]:
-        """Weight files of the model, or of the adapter and its base, that are missing or truncated."""
+        """Problems of missing or truncated weight files, of the model or of the adapter and its base model."""
         folders = dict.fromkeys((self.path, self.base))
         return tuple(problem for folder in folders for problem in _weight_problems(folder))
 
     @cached_property
     def num_parameters(self) -> int:
-        """The number of parameters, if there are no `weight_problems`; raises as `config` does."""
+        """Number of parameters, if there are no `weight_problems`. Raises the errors of `config`."""
         return count_parameters(self.base, self.config)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | Problem:
-        """The fast tokenizer of the folder, or why there is none."""
+        """Fast tokenizer of the folder, or the problem with it."""
         if not [*self.path.glob("tokenizer*"), *self.path.glob("vocab*")]:
             return model_problem("not_a_model", f"{self.path} has no tokenizer", "add tokenizer.json and its config")
         from agent_rft.actors.engine.chat.tokenizer import load_tokenizer  # most checks need no tokenizer
@@ -122,7 +126,8 @@ class ModelFolder:
         try:
             tokenizer = load_tokenizer(self.path)
         except Exception as error:  # noqa: BLE001 - the tokenizers library raises plain Exceptions
-            return model_problem("not_a_model", f"its tokenizer: {one_line(error)}", "give a complete folder")
+            message = f"its tokenizer cannot be read: {one_line(error)}"
+            return model_problem("not_a_model", message, "give a complete folder")
         if not hasattr(tokenizer, "backend_tokenizer"):
             message = f"{type(tokenizer).__name__} is not a fast tokenizer"
             return model_problem("slow_tokenizer", message, "add the tokenizer.json of a fast tokenizer")
@@ -131,14 +136,14 @@ class ModelFolder:
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """Sizes of a model. `max_context` is in tokens, None if the model has no limit."""
+    """Sizes of a model. `max_context` is in tokens; None if the model has no limit."""
 
     max_context: int | None
     shape: ModelShape
 
 
 def read_sizes(folder: ModelFolder) -> tuple[ModelSizes | None, list[Problem]]:
-    """Return the sizes in a model's config.json, or everything that is wrong with the folder's files."""
+    """Return the sizes in a model's config.json, or None and all problems with the folder's files."""
     if folder.problem is not None:
         return None, [folder.problem]
     problems = list(folder.weight_problems)
@@ -153,74 +158,74 @@ def read_sizes(folder: ModelFolder) -> tuple[ModelSizes | None, list[Problem]]:
 
 
 def config_problem(error: Exception) -> Problem:
-    """The problem of a config.json that cannot be used."""
-    return model_problem("not_a_model", f"its config.json: {one_line(error)}", "give a complete folder")
+    """Return the problem of an unusable config.json."""
+    return model_problem("not_a_model", f"its config.json cannot be used: {one_line(error)}", "give a complete folder")
 
 
 def quantized_problem(quantization: Mapping[str, Any]) -> Problem:
-    """The problem of weights that have no gradients; `quantization` is config.json's `quantization_config`."""
+    """Return the problem of quantized weights; `quantization` is config.json's `quantization_config`."""
     method = quantization.get("quant_method", "by an unknown method")
-    message = f"its weights are quantized ({method}), and cannot be trained"
+    message = f"its weights are quantized ({method}) and cannot be trained"
     remedy = "give the folder of the model before it was quantized, in bfloat16 or float32"
     return model_problem("unsupported_model", message, MXFP4_REMEDY if method == "mxfp4" else remedy)
 
 
 def model_problem(code: str, message: str, remedy: str) -> Problem:
-    """A problem of the job's field `model`."""
+    """Return a problem of the job's field `model`."""
     return Problem(code, "model", message, remedy)
 
 
 def one_line(error: Exception) -> str:
-    """An error of a library in one line."""
+    """Return a library's error as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def find_model(name: str) -> tuple[Path | None, Problem | None]:
-    """The folder of the model `name`, a path or a Hugging Face name. Downloading is left to the user."""
+    """Find the folder of the model `name`, a path or a Hugging Face name. Never downloads the model."""
     path = Path(name)
     if path.is_dir():
         if (path / "config.json").exists() or is_adapter(path):
             return path, None
         remedy = "give a folder in Hugging Face format: config.json, tokenizer, *.safetensors"
-        return None, model_problem("not_a_model", f"{path} has no config.json", _of_gguf(path) or remedy)
+        return None, model_problem("not_a_model", f"{path} has no config.json", _gguf_remedy(path) or remedy)
     if path.exists():
         remedy = GGUF_REMEDY if path.suffix == ".gguf" else "give the folder of a model in Hugging Face format"
         return None, model_problem("not_a_model", f"{path} is a file", remedy)
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
         remedy = (
             "give a folder (relative to the job file) or a Hugging Face name such as Qwen/Qwen3-4B; "
-            "an alias or a tuned model of a server is known only to its API"
+            "aliases and tuned models of a server can be used only through its API"
         )
-        return None, model_problem("missing_model", f"there is no folder {name}", remedy)
+        return None, model_problem("missing_model", f"the folder {name} does not exist", remedy)
     try:
         from huggingface_hub import snapshot_download  # slow to import, and most models are folders
 
         return Path(snapshot_download(name, local_files_only=True)), None
     except OSError:
-        message = f"there is no folder {name}, and no model of this name in the local Hugging Face cache"
+        message = f"the folder {name} does not exist, and the local Hugging Face cache has no model of this name"
         remedy = f"fix the path (relative to the job file), or run `hf download {name}` first"
         return None, model_problem("missing_model", message, remedy)
 
 
 def find_base(adapter: AdapterFolder) -> tuple[Path | None, Problem | None]:
-    """Find the folder of an adapter's base, which has all weights."""
+    """Find the folder of an adapter's base model."""
     base, problem = find_model(str(adapter.base))
     if problem is not None:
-        remedy = f"bring it back, or correct base_model_name_or_path in {adapter.path / CONFIG_FILE}"
-        message = f"{adapter.path} is an adapter, and of its base {problem.message}"
+        remedy = f"restore the base model, or correct base_model_name_or_path in {adapter.path / CONFIG_FILE}"
+        message = f"{adapter.path} is an adapter, and its base model cannot be used: {problem.message}"
         return None, model_problem(problem.code, message, remedy)
     return base, None
 
 
-def _of_gguf(folder: Path) -> str | None:
+def _gguf_remedy(folder: Path) -> str | None:
     return GGUF_REMEDY if any(folder.glob("*.gguf")) else None
 
 
 def _weight_problems(path: Path) -> list[Problem]:
-    """Only headers are read, which say how long a file must be."""
+    """Check the weight files of a folder by their headers, which contain the expected file size."""
     files = weight_files(path)
     if not files:
-        remedy = _of_gguf(path) or "add its *.safetensors files"
+        remedy = _gguf_remedy(path) or "add its *.safetensors files"
         return [model_problem("not_a_model", f"{path} has no weights", remedy)]
     remedy = "copy or download the file again (a Git LFS pointer has no weights)"
     problems = []
@@ -235,11 +240,11 @@ def _weight_problems(path: Path) -> list[Problem]:
     index = path / "model.safetensors.index.json"
     if index.exists():
         try:
-            wanted = set(json.loads(index.read_text())["weight_map"].values())
+            listed = set(json.loads(index.read_text())["weight_map"].values())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             message = f"{index.name} cannot be read: {one_line(error)}"
             return [*problems, model_problem("corrupt_weights", message, remedy)]
-        for name in sorted(wanted - {file.name for file in files}):
+        for name in sorted(listed - {file.name for file in files}):
             problems.append(model_problem("corrupt_weights", f"{name} is listed in {index.name} but missing", remedy))
     return problems
 
@@ -248,16 +253,19 @@ MAX_AUTO_CONTEXT = 16_384
 
 
 def context_of(job: JobSpec, max_context: int | None) -> int:
-    """The job's context length; `auto` is the model's `max_context` (None: unknown), but at most MAX_AUTO_CONTEXT."""
-    wanted = job.cluster.context_length
-    if wanted != "auto":
-        return wanted
+    """Return the job's context length. `auto` is the model's `max_context`, at most MAX_AUTO_CONTEXT.
+
+    `max_context` is None if the model has no limit or was not read.
+    """
+    setting = job.cluster.context_length
+    if setting != "auto":
+        return setting
     return MAX_AUTO_CONTEXT if max_context is None else min(max_context, MAX_AUTO_CONTEXT)
 
 
 def context_problems(context_length: int, max_context: int | None) -> list[Problem]:
-    """A problem if the context is longer than the model allows."""
+    """Return a problem if the context is longer than the model allows."""
     if max_context is None or context_length <= max_context:
         return []
-    message, remedy = f"is {context_length}, the model allows {max_context}", f"give at most {max_context}, or auto"
+    message, remedy = f"is {context_length}, but the model allows {max_context}", f"set at most {max_context}, or auto"
     return [Problem("context_too_long", "cluster.context_length", message, remedy)]

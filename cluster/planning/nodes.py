@@ -1,4 +1,4 @@
-"""The machines that a plan may use: those of a NODES.yaml, or this one. Those of a live cluster: ray_cluster."""
+"""Nodes that a plan may use: from a NODES.yaml, or this computer. `ray_cluster.live_nodes` reads a live cluster's."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from agent_rft.spec.reader import fill_in, read_source, validate, without_conseq
 
 ASK_TIMEOUT_S = 30.0
 HEADROOM = 0.08
-"""Share of all memory that a plan leaves free: devices report less than their name says, and estimates may be low."""
+"""Share of memory that a plan leaves free: devices have less than their nominal memory, and estimates may be low."""
 MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 """A container's memory limit in version 2 and in version 1 of Linux control groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What one machine offers to Ray. `gpu_memory_bytes` is that of each GPU; None: unknown.
+    """Resources of one node, as Ray counts them.
 
-    `held_gpus` and `held_cores` are what other jobs hold now; `gpus` and `cores` include it.
-    `object_store_bytes` is the size of Ray's object store, `shm_bytes` of /dev/shm, `tmp_bytes` of /tmp.
+    `gpu_memory_bytes` is the memory of each GPU. `held_gpus` and `held_cores` are held by other jobs now, and included
+    in `gpus` and `cores`. `object_store_bytes` is the size of Ray's object store, `shm_bytes` the size of /dev/shm,
+    `tmp_bytes` the size of /tmp. A size of None is unknown.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Node:
     held_cores: float = 0.0
 
     def without_held(self) -> Node:
-        """The node without what others hold, which it still counts in `held_gpus` and `held_cores`."""
+        """Return the node with only its free GPUs and cores; `held_gpus` and `held_cores` stay as they are."""
         return replace(self, gpus=self.gpus - self.held_gpus, cores=self.cores - self.held_cores)
 
     @property
@@ -57,7 +58,7 @@ class Node:
 
     @property
     def resources(self) -> dict[str, float]:
-        """Cores and GPUs by Ray's names."""
+        """Cores and GPUs by Ray's resource names."""
         return {"CPU": self.cores, "GPU": self.gpus}
 
 
@@ -69,24 +70,24 @@ def _without_headroom(num_bytes: int | None) -> int | None:
 
 
 def read_nodes(path: Path) -> list[Node]:
-    """The nodes of a file `nodes: [{name, count, cores, gpus, memory_gib, ...}]`, as in NodesFile.
+    """Read nodes from a file `nodes: [{name, count, cores, gpus, memory_gib, ...}]`, as in NodesFile.
 
     Raises:
-        InvalidJob: the file has mistakes; lists all of them.
+        InvalidJob: The file is missing or has errors; lists all of them.
     """
     source = read_source(path, "nodes")
     if isinstance(source, Problem):
-        raise InvalidJob("there are no nodes to plan for", [source])
+        raise InvalidJob("the list of nodes cannot be read", [source])
     raw, variables, problems = fill_in(source, os.environ)
     found, wrong = validate(NodesFile, raw, source, variables)
     problems += source.duplicates() + without_consequences(wrong, variables)
     if found is None or problems:
-        raise InvalidJob("the list of nodes has mistakes", problems)
+        raise InvalidJob("the list of nodes has errors", problems)
     return nodes_of(found.nodes)
 
 
 def nodes_of(groups: Iterable[NodeGroup]) -> list[Node]:
-    """The nodes of groups."""
+    """Return the nodes of node groups."""
     return [
         Node(
             name=name,
@@ -104,7 +105,10 @@ def nodes_of(groups: Iterable[NodeGroup]) -> list[Node]:
 
 
 def with_joining(live: Sequence[Node], groups: Iterable[NodeGroup]) -> list[Node]:
-    """The live nodes, then those of `groups` that have not joined yet. Nodes are told apart by their cores and GPUs."""
+    """Return the live nodes, then the nodes of `groups` that have not joined yet.
+
+    A live node counts as a node of `groups` if it has the same number of cores and GPUs.
+    """
     joining = nodes_of(groups)
     for node in live:
         same = (other for other in joining if (other.cores, other.gpus) == (node.cores, node.gpus))
@@ -121,13 +125,13 @@ def _bytes(gib: float | None) -> int | None:
 
 
 def this_machine() -> Node:
-    """The node that a local Ray cluster would have; none is started."""
+    """Return the node that a local Ray cluster would have, without starting one."""
     gpu_memory = gpu_memories()
     return Node("this machine", float(usable_cores()), len(gpu_memory), memory_here(), min(gpu_memory, default=None))
 
 
 def memory_here(cgroup: Path = CGROUPS) -> int:
-    """Bytes of memory of this machine, or the limit of the container that we run in, as Ray counts it."""
+    """Return the memory in bytes of this computer, or of this container if its limit is lower, as Ray does."""
     limits = [psutil.virtual_memory().total]
     for file in MEMORY_LIMITS:
         with suppress(OSError, ValueError):  # no such file, or "max"
@@ -136,7 +140,7 @@ def memory_here(cgroup: Path = CGROUPS) -> int:
 
 
 def gpu_memories() -> list[int]:
-    """Bytes of memory of each GPU of this machine."""
+    """Return the memory in bytes of each GPU of this computer."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         output = subprocess.run(command, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=True).stdout

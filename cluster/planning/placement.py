@@ -1,7 +1,7 @@
-"""The placement of engines and learner ranks on nodes: computed before anything starts.
+"""Placement of engines and learner ranks on nodes, computed before anything starts.
 
-Each engine, however many GPUs it has, and each learner rank is one bundle of resources that a single node must hold.
-`Seats` (cluster/ray_cluster/seats.py) asks Ray for the same bundles.
+Each engine, with all its GPUs, and each learner rank is one bundle of resources that a single node must hold.
+`Seats` (cluster/ray_cluster/seats.py) reserves the same bundles in Ray.
 """
 
 from __future__ import annotations
@@ -29,21 +29,24 @@ KINDS = {"CPU": "cores", "GPU": "GPUs"}
 Bundle = dict[str, float]
 Role = Literal["engine", "learner rank"]
 Settings = Mapping[str, Any]
-"""Values by their path in a job, such as `cluster.zero_stage`."""
+"""Values of settings by path in a job, such as `cluster.zero_stage`."""
 
 AUTO_MICRO_BATCH_TOKENS, MICRO_BATCH_STEP = 8192, 1024
 CALLS_PER_DISPATCHER = 1024
-"""Concurrent tool calls for which a job has one dispatcher.
+"""Maximum number of concurrent tool calls per dispatcher.
 
 A dispatcher serves 2,400 calls per second, one per turn, with 500 in flight (`benchmarks.dispatcher`, "around actor",
-on two cores that it shares with its caller and the server). The rule assumes that a turn of the model and its calls
-take at least half a second, which was not measured: 1,024 rollouts then have at most 2,048 turns per second. Fewer
-calls stay in one dispatcher, because several dispatchers split the limits of each tool."""
+on two cores that it shares with its caller and the server). The rule assumes that a conversation turn with its calls
+takes at least half a second, which was not measured. Then 1,024 rollouts have at most 2,048 turns per second. Jobs get
+as few dispatchers as possible, because several dispatchers split the limits of each tool."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedLayout:
-    """Values of `cluster` that a run began with. A resumed run keeps those of `auto` while they fit. None: no value."""
+    """Values of `cluster` that a run began with; None for a value that was not recorded.
+
+    A resumed run uses them for settings that are `auto`, if they still fit.
+    """
 
     micro_batch_tokens: Positive | None = None
     engines: Processes | None = None
@@ -57,7 +60,7 @@ class RecordedLayout:
 
     @classmethod
     def of(cls, placement: Placement) -> RecordedLayout:
-        """Return the values to record: none of a run that only grades, and no engines of a supervised job."""
+        """Return the values of a placement to record. A run that only grades records no values."""
         if not placement.learner_ranks:
             return cls()
         values = {name: getattr(placement, name) for name in RECORDED}
@@ -71,10 +74,16 @@ RECORDED = tuple(field.name for field in fields(RecordedLayout))
 class Request:
     """A job to lay out on nodes.
 
-    Without a `model`, memory is not checked. Without `learner`, the run only grades. `recorded` is the layout of the
-    run that is resumed. `adapter` is the shape of the adapter that the model is; None: all its weights are in its
-    folder. `has_adapters` says whether adapters of the model can be trained and sampled. `max_gpus` limits the GPUs
-    that are chosen; None: no limit.
+    Attributes:
+        job: The job.
+        nodes: Nodes that it may use.
+        model: Sizes of its model; None if unknown: memory is not checked then.
+        context_length: Context length in tokens.
+        learner: Whether the run trains; else it only grades.
+        recorded: Recorded layout of the resumed run.
+        adapter: Shape of the adapter if the model is an adapter; None if its folder has all weights.
+        has_adapters: Whether adapters of the model can be trained and sampled.
+        max_gpus: Maximum number of GPUs to choose; None for no limit.
     """
 
     job: JobSpec
@@ -107,10 +116,10 @@ def _changed(model: Model, path: Sequence[str], value: Any) -> Model:
 class Placement:
     """Settings of `cluster` with every `auto` resolved: resources and limits of each engine and each learner rank.
 
-    Engines and ranks that are `colocated` share bundles. On cores they take `turns`. On GPUs they also take turns, or
-    each has a part of the memory all the time; `gpu_share` is the part of a GPU that an engine takes while it samples.
-    Engines that are `shared` with other jobs count as the job's engines, but the job does not reserve them. `lora` is
-    the adapter to train, None for all weights.
+    Engines and ranks that are `colocated` share bundles. With `turns`, they use the shared cores or GPUs alternately;
+    without, which is possible only on GPUs, each has a part of the memory all the time. `gpu_share` is the share of a
+    GPU's memory that an engine takes while it samples. Engines that are `shared` with other jobs count as the job's
+    engines, but the job does not reserve them. `lora` is the adapter to train; None for all weights.
     """
 
     engines: int
@@ -140,7 +149,7 @@ class Placement:
 
     @property
     def bundles(self) -> list[Bundle]:
-        """Resources that one node must hold together: one bundle per engine, then one per rank, or shared ones."""
+        """Resources that one node must hold together: a bundle per engine, then one per rank; or shared bundles."""
         if not self.colocated:
             engine, rank = (
                 _bundle(self.engine_cores, self.engine_gpus),
@@ -153,12 +162,12 @@ class Placement:
         return [_bundle(cores, max(self.engine_gpus, self.rank_gpus * together))] * num_bundles
 
     def without_learner(self) -> Placement:
-        """The same engines, each with its cores or GPUs to itself."""
+        """Return a placement of the same engines without learner ranks. The engines share nothing."""
         return replace(self, learner_ranks=0, colocated=False, turns=False, gpu_share=GPU_MEMORY_SHARE, shared=False)
 
     @property
     def reserved(self) -> range:
-        """The bundles that the job itself asks for."""
+        """Indices of the bundles that the job itself reserves."""
         return range(self.engines if self.shared else 0, len(self.bundles))
 
     def bundle_of_engine(self, index: int) -> int:
@@ -174,9 +183,9 @@ class Placement:
 
 
 def num_dispatchers(tools: Sequence[ToolSpec], placement: Placement) -> int:
-    """Return how many dispatchers a job has: one for every CALLS_PER_DISPATCHER concurrent calls, rounded up.
+    """Return the number of dispatchers of a job: one per CALLS_PER_DISPATCHER concurrent calls, rounded up.
 
-    Concurrent calls are bounded by the sequences that all engines decode at a time, and by the sum of the tools'
+    Two numbers limit concurrent calls: the sequences that all engines decode at a time, and the sum of the tools'
     `max_concurrency`.
     """
     sequences = placement.engines * placement.max_num_seqs
@@ -190,9 +199,9 @@ def _bundle(cores: int, gpus: int) -> Bundle:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Where one engine or rank fits, though Ray may choose an equivalent node.
+    """Planned node and memory of one engine or rank; Ray may choose an equivalent node.
 
-    `node` is None if no node has room; `memory` is None if the model is unknown.
+    `node` is None if the engine or rank fits on no node; `memory` is None if the model is unknown.
     """
 
     role: Role
@@ -204,11 +213,11 @@ class Assignment:
 
 
 def micro_batch_sizes(request: Request) -> list[int]:
-    """Return the sizes of micro-batches in tokens that the job may use, the largest first.
+    """Return the micro-batch sizes in tokens that the job may use, largest first.
 
-    A number in the job is the only size. The sizes of `auto` are 8,192 or the context length, whichever is larger, then
-    the smaller multiples of 1,024 that hold the context length, then the context length itself. Less would save no
-    memory, because a sequence is never divided. A resumed run begins with its recorded size if that holds the context.
+    If the job sets a number, it is the only size. Otherwise the first size is 8,192 or the context length, whichever is
+    larger. The smaller multiples of 1,024 above the context length follow, then the context length. Smaller sizes save
+    no memory, because a sequence is never divided. A resumed run begins with its recorded size if it holds the context.
     """
     setting, longest = request.job.cluster.micro_batch_tokens, request.context_length
     if setting != "auto":
@@ -224,9 +233,9 @@ def micro_batch_sizes(request: Request) -> list[int]:
 
 
 def assign(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> list[int | None]:
-    """The index of a node for each bundle (None if no node has room), packed as by Ray's strategy PACK.
+    """Return the index of a node for each bundle, packed like Ray's strategy PACK; None for a bundle that does not fit.
 
-    The largest bundle comes first; nodes that already have a bundle are preferred, then those with the least left.
+    The largest bundle comes first. Nodes that already have a bundle are preferred, then nodes with the least left.
     """
     free = [dict(node) for node in nodes]
     chosen: list[int | None] = [None] * len(bundles)
@@ -243,7 +252,7 @@ def assign(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> l
 
 
 def size_of(placement: Placement) -> tuple[float, float]:
-    """Its GPUs and cores."""
+    """Return the total numbers of GPUs and of cores of a placement."""
     bundles = placement.bundles
     return sum(bundle.get("GPU", 0.0) for bundle in bundles), sum(bundle["CPU"] for bundle in bundles)
 
@@ -256,7 +265,7 @@ def holds(node: Mapping[str, float], bundle: Bundle) -> bool:
 
 
 def bundle_name(placement: Placement, index: int) -> str:
-    """`engine 1`, `learner rank 0`, or `bundle 0 (engine and learner)` if they share it."""
+    """Return a bundle's name: `engine 1`, `learner rank 0`, or `bundle 0 (engine and learner)` if they share it."""
     if placement.colocated:
         return f"bundle {index} (engine and learner)"
     if index < placement.engines:
@@ -265,7 +274,7 @@ def bundle_name(placement: Placement, index: int) -> str:
 
 
 def text_of(resources: Mapping[str, float]) -> str:
-    """Resources as text, such as `2 cores, 1 GPUs`."""
+    """Return resources as text, such as `2 cores, 1 GPUs`."""
     return ", ".join(f"{resources.get(kind, 0.0):g} {name}" for kind, name in KINDS.items())
 
 
@@ -276,18 +285,18 @@ def size(num_bytes: float) -> str:
 SPILL_SHARE = 0.8
 """Ray's default of `object_spilling_threshold`."""
 STORE_BYTES = 128 * 2**20
-"""Room in each object store for what else is in it."""
+"""Space in each object store for objects other than weights."""
 BUCKETS_ON_THEIR_WAY = 2
-"""One that an engine copies, and the next one."""
+"""Buckets in transit to an engine: the one that it copies, and the next one."""
 TMP_BYTES = 3 * GIB
-"""An allowance for Ray's logs and for caches of compilers; not measured."""
+"""Estimated space for Ray's logs and compiler caches; not measured."""
 MANY_GPUS_SHM_BYTES = 256 << 20
 """vLLM does not start an engine on several GPUs with less than this in /dev/shm."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSizes:
-    """The bytes that a node needs. `held_bytes` is what its store keeps in memory, of `store_bytes` or its own size."""
+    """Sizes in bytes that a node needs. `held_bytes` is the memory that objects in its object store take."""
 
     store_bytes: int
     shm_bytes: int
@@ -302,7 +311,7 @@ def node_sizes(
     model: ModelShape | None,
     lora: LoraSpec | None = None,
 ) -> tuple[NodeSizes, ...]:
-    """The sizes of each node; without a `model` those of a job without weights."""
+    """Return the required sizes of each node; without a `model`, weights are not counted."""
     engines = [0] * len(nodes)
     source = None
     for place in assignments:
@@ -324,7 +333,7 @@ def _sizes(node: Node, version: int, bucket: int, engines: int, is_source: bool,
     on_their_way = 0 if is_source else engines * BUCKETS_ON_THEIR_WAY * bucket
     store = STORE_BYTES + (math.ceil(version / SPILL_SHARE) if is_source else on_their_way)
     own = store if node.object_store_bytes is None else node.object_store_bytes
-    # Buckets that were read stay until there is no room, or until the next version.
+    # Buckets that were read stay in the store until it is full or the next version arrives.
     held = min(own, STORE_BYTES + version) if is_source or engines else 0
     shm = max(own, store) + engines * version + (MANY_GPUS_SHM_BYTES if engines and many_gpus else 0)
     spilled = max(0, STORE_BYTES + version - int(own * SPILL_SHARE)) if is_source and own < store else 0
@@ -332,24 +341,25 @@ def _sizes(node: Node, version: int, bucket: int, engines: int, is_source: bool,
 
 
 def size_warnings(nodes: Sequence[Node], sizes: Sequence[NodeSizes]) -> Iterator[Problem]:
-    """A warning for each size that a node is known to lack."""
+    """Yield a warning for each known size of a node that is too small."""
     for node, needed in zip(nodes, sizes, strict=True):
         store, shm, tmp = node.object_store_bytes, node.shm_bytes, node.tmp_bytes
         if store is not None and store < needed.store_bytes:
             message = f"Ray's object store on {node.name} has {size(store)}"
-            needs = f"the weights need {at_least(needed.store_bytes)}, else Ray writes them to /tmp"
-            remedy = f"start Ray there with --object-store-memory={needed.store_bytes}"
+            needs = f"but the weights need {at_least(needed.store_bytes)}: Ray will write them to /tmp"
+            remedy = f"start Ray on that node with --object-store-memory={needed.store_bytes}"
             yield Problem("small_object_store", "cluster", f"{message}, {needs}", remedy)
         if shm is not None and shm < needed.shm_bytes:
             message = (
-                f"/dev/shm on {node.name} has {size(shm)}, object store and weights need {at_least(needed.shm_bytes)}"
+                f"/dev/shm on {node.name} has {size(shm)}, but the object store and the weights need "
+                f"{at_least(needed.shm_bytes)}"
             )
             yield Problem("no_shared_memory", "cluster", message, f"enlarge it to {at_least(needed.shm_bytes)}")
         if tmp is not None and tmp < needed.tmp_bytes:
-            message = f"/tmp on {node.name} has {size(tmp)}, {at_least(needed.tmp_bytes)} may be needed"
+            message = f"/tmp on {node.name} has {size(tmp)}, but the job may need {at_least(needed.tmp_bytes)}"
             yield Problem("small_tmp", "cluster", message, "enlarge it, or give Ray a larger object store")
 
 
 def at_least(num_bytes: int) -> str:
-    """A size to give to something, so rounded up: in GiB, or below one in MiB."""
+    """Return a required size as text, rounded up to GiB, or to MiB below 1 GiB."""
     return f"{math.ceil(num_bytes / 2**20)} MiB" if num_bytes < GIB else f"{math.ceil(num_bytes / GIB)} GiB"

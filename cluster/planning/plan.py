@@ -1,4 +1,4 @@
-"""The plan of a job: where everything goes, what does not fit, what to do about it, and how long a stop takes."""
+"""Plan of a job: its layout with fixes for whatever does not fit, and estimates of the times of a step and a stop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_REMEDIES = 2
 MORE_NODES = (1, 2, 3, 4, 8, 16)
 MAX_KINDS = 4
 MAX_TRIES = 60
-"""Placements that are tried for each fix: one that fits later is not found, which keeps a refusal within seconds."""
+"""Placements tried per fix. The bound keeps a refusal within seconds; a placement that would fit later is not found."""
 MIN_CONTEXT = 1024
 FREED = (
     "dtype",
@@ -40,13 +40,13 @@ FREED = (
     "engine_cores",
     "rank_cores",
 )
-"""The settings of `cluster` that may be left to their defaults, the least change first."""
-NONE_FOUND = "no other settings below `cluster` were found that fit; use nodes with more cores, GPUs or memory"
+"""Settings of `cluster` that a fix may reset to their defaults, smallest change first."""
+NONE_FOUND = "no settings of `cluster` were found with which the job fits; use nodes with more cores, GPUs or memory"
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Settings to change, or `count` nodes to add that are like `node`."""
+    """Fix for a job that does not fit: settings to change, `count` nodes like `node` to add, or both."""
 
     settings: Settings = field(default_factory=dict)
     node: Node | None = None
@@ -73,7 +73,7 @@ def _text(value: Any) -> str:
 
 
 def remedies_of(request: Request) -> list[Remedy]:
-    """Return what makes a request fit that does not: up to MAX_REMEDIES changes of settings, and nodes to add."""
+    """Return fixes for a request that does not fit: up to MAX_REMEDIES changes of settings, and nodes to add."""
     found = next(filter(None, _changes(request)), [])
     added = next((remedy for remedy in _more_nodes(request) if _fits(request, remedy)), None)
     if added is None and not found:
@@ -82,11 +82,11 @@ def remedies_of(request: Request) -> list[Remedy]:
 
 
 def _changes(request: Request) -> Iterator[list[Remedy]]:
-    """Yield fixes without other nodes, those that change least about the training first."""
-    freed, adapted = _freed(request), _adapted(request)
+    """Yield fixes that need no other nodes, those with the least effect on training first."""
+    freed, adapted = _reset_settings(request), _lora_setting(request)
     on_device = {path: value for path, value in freed.items() if path != "cluster.offload"}
-    alone = (Remedy({path: value}) for path, value in on_device.items())
-    yield [remedy for remedy in alone if _fits(request, remedy)][:MAX_REMEDIES]
+    single = (Remedy({path: value}) for path, value in on_device.items())
+    yield [remedy for remedy in single if _fits(request, remedy)][:MAX_REMEDIES]
     # Offload comes last, because it makes every step slower.
     for settings in (on_device, adapted, on_device | adapted, freed, freed | adapted):
         yield _smallest(request, settings)
@@ -97,15 +97,15 @@ def _changes(request: Request) -> Iterator[list[Remedy]]:
         yield _smallest(request, freed | {"cluster.engine_gpus": 0})
 
 
-def _freed(request: Request) -> dict[str, Any]:
-    """The settings that the job gives, with their defaults."""
+def _reset_settings(request: Request) -> dict[str, Any]:
+    """Return the defaults of the FREED settings for which the job gives other values."""
     cluster, defaults = request.job.cluster, ClusterSpec()
     values = {name: getattr(defaults, name) for name in FREED}
     return {f"cluster.{name}": value for name, value in values.items() if getattr(cluster, name) != value}
 
 
-def _adapted(request: Request) -> dict[str, Any]:
-    """The setting that trains an adapter in place of all weights; empty if the job may do so already."""
+def _lora_setting(request: Request) -> dict[str, Any]:
+    """Return the setting that trains an adapter instead of all weights; empty if the job may already do so."""
     lora, uses_gpus = request.job.optimizer.lora, lay_out(request).placement.engine_gpus > 0
     if not request.has_adapters or isinstance(lora, LoraSpec) or (lora == "auto" and uses_gpus):
         return {}
@@ -113,7 +113,7 @@ def _adapted(request: Request) -> dict[str, Any]:
 
 
 def _smallest(request: Request, settings: dict[str, Any]) -> list[Remedy]:
-    """Return the fix with those of the `settings` that are needed; empty if they do not suffice."""
+    """Return the fix with only the necessary `settings`; empty if all of them together do not suffice."""
     if not settings or not _fits(request, Remedy(settings)):
         return []
     for path in list(settings):
@@ -135,14 +135,14 @@ def _fits(request: Request, remedy: Remedy) -> bool:
 
 
 def _more_nodes(request: Request) -> Iterator[Remedy]:
-    """Nodes like those that are there, the fewest first."""
+    """Yield fixes that add nodes like the present ones, fewest nodes first."""
     kinds = {replace(node, name=""): node for node in reversed(request.nodes)}
     for count, node in product(MORE_NODES, list(reversed(kinds.values()))[:MAX_KINDS]):
         yield Remedy(node=node, count=count)
 
 
 def _more_nodes_and_settings(request: Request) -> Remedy | None:
-    settings = _freed(request) | _adapted(request)
+    settings = _reset_settings(request) | _lora_setting(request)
     for remedy in _more_nodes(request) if settings else ():
         if found := _smallest(remedy.applied(request), settings):
             return replace(remedy, settings=found[0].settings)
@@ -150,7 +150,7 @@ def _more_nodes_and_settings(request: Request) -> Remedy | None:
 
 
 def plan_of(request: Request, *, fewest_gpus: bool = False) -> ClusterPlan:
-    """The layout with remedies: each one that is named makes the whole job fit."""
+    """Lay out a job. If it does not fit, each problem gets the same list of fixes, each of which makes the job fit."""
     plan = lay_out(request, fewest_gpus=fewest_gpus)
     if plan.fits:
         return plan
@@ -169,39 +169,39 @@ def plan_of(request: Request, *, fewest_gpus: bool = False) -> ClusterPlan:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a device is assumed to reach."""
+    """Assumed speed of a device."""
 
     operations_per_s: float
     read_bytes_per_s: float
 
 
 GPU = Rates(0.3 * 989e12, 0.6 * 3.35e12)
-"""An H100 at 30 % of its operations and 60 % of its memory's speed."""
+"""An H100 at 30 % of its peak operations and 60 % of its memory bandwidth."""
 CORE = Rates(100e9, 10e9)
 SYNC_BYTES_PER_S = 2e9
 MOVE_BYTES_PER_S = 2 / (0.055 + 0.022) * 1e9
-"""Between a GPU and page-locked memory of its node, for what sleeps while the other has its turn.
+"""Speed of offloading and reloading, between a GPU and page-locked memory of its node, when GPUs are time-shared.
 
-The mean of both directions, measured with a learner rank of 3.9 GB: NVIDIA H100, 2026-11-27. In a rank's first turn,
-page-locking takes another 0.6 s/GB.
+The mean of both directions, measured with a learner rank of 3.9 GB: NVIDIA H100, 2026-11-27. Page-locking takes another
+0.6 s/GB in a rank's first turn.
 """
 TOOLS_S = 10.0
-"""Waiting for tools and graders, of the rollouts of a step together: they wait at the same time."""
+"""Assumed wait of a step's rollouts for tools and graders. The rollouts wait concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds that a step is assumed to take, and seconds of its update; never negative."""
+    """Estimated seconds of a step, and of its update alone; never negative."""
 
     step_s: float
     update_s: float
 
 
 def step_cost(request: Request, plan: ClusterPlan) -> StepCost | None:
-    """Return the cost of a step in a layout; None without a model or a learner.
+    """Return the estimated cost of a step in a layout; None without a model or a learner.
 
-    No GPU has calibrated this function: it is for the time of a stop and for warnings, and is not shown as a plan's
-    time. `agent-rft ready` and `train` measure time.
+    The estimate is not calibrated on GPUs. It serves only for the time of a stop and for warnings, and is not shown as
+    the time of a plan. `agent-rft ready` and `train` measure times.
     """
     job, model, placement = request.job, request.model, plan.placement
     if model is None or not placement.learner_ranks:
@@ -218,15 +218,17 @@ def step_cost(request: Request, plan: ClusterPlan) -> StepCost | None:
         return StepCost(update_s, update_s)
     sampling_s = _sampling_s(request, plan, model, numbers.rollouts_per_step / placement.engines, sampled)
     sync_s = model.trained(placement.lora) * placement.bytes_per_weight / SYNC_BYTES_PER_S
-    asleep = sum(place.memory.host.get("asleep", 0) for place in plan.assignments if place.index == 0 and place.memory)
-    turns_s = 2 * asleep / MOVE_BYTES_PER_S  # away and back
+    offloaded = sum(
+        place.memory.host.get("offloaded", 0) for place in plan.assignments if place.index == 0 and place.memory
+    )
+    turns_s = 2 * offloaded / MOVE_BYTES_PER_S  # offloading and reloading
     overlaps = not placement.turns and job.reinforcement.algorithm.max_staleness > 0
     both_s = max(sampling_s, update_s) if overlaps else sampling_s + update_s
     return StepCost(both_s + sync_s + turns_s, update_s)
 
 
 def _sampling_s(request: Request, plan: ClusterPlan, model: ModelShape, rollouts: float, sampled: int) -> float:
-    """Return the seconds in which an engine samples its rollouts, of twice `sampled` tokens each."""
+    """Return the seconds in which an engine samples its rollouts: `sampled` tokens each, in a context of twice that."""
     placement = plan.placement
     rates, devices = GPU if placement.rank_gpus else CORE, placement.engine_gpus or placement.engine_cores
     sequences = next(place.memory.num_sequences for place in plan.assignments if place.memory is not None) or 1.0
@@ -238,9 +240,9 @@ def _sampling_s(request: Request, plan: ClusterPlan, model: ModelShape, rollouts
 
 
 def learning_token_s(job: JobSpec, model: ModelShape, placement: Placement) -> float:
-    """Return the seconds of a step per token of its sequences, for all ranks together; never negative.
+    """Return the estimated seconds per token of the training sequences, for all ranks together; never negative.
 
-    No GPU has calibrated this function: see `step_cost`.
+    The estimate is not calibrated on GPUs: see `step_cost`.
     """
     rates = GPU if placement.rank_gpus else CORE
     speed = rates.operations_per_s * placement.learner_ranks * (1 if placement.rank_gpus else placement.rank_cores)
@@ -251,7 +253,7 @@ def learning_token_s(job: JobSpec, model: ModelShape, placement: Placement) -> f
 
 
 def count_rows(path: Path) -> int:
-    """Lines of a file that are not blank; 0 if it cannot be read."""
+    """Count the non-blank lines of a file; 0 if it cannot be read."""
     try:
         with path.open("rb") as file:
             return sum(1 for line in file if line.strip())
@@ -260,40 +262,41 @@ def count_rows(path: Path) -> int:
 
 
 CHECKPOINT_BYTES_PER_PARAMETER = STATE_BYTES + 4
-"""At most: the optimizer's state, and the weights in float32 (2 bytes in bfloat16)."""
+"""Upper bound: the optimizer state and float32 weights (bfloat16 weights take 2 bytes)."""
 ASSUMED_WRITE_BYTES_PER_S = 500e6
 PROMPT_S = 30.0
-"""What a stop takes at most by default, on Kubernetes and where a machine is taken away: longer is said in advance."""
+"""Default time limit of a stop, on Kubernetes and for preempted nodes. The check warns if a stop takes longer."""
 SPARE_S = 20.0
-"""Ends actors and writes the report."""
+"""Time to end actors and to write the report."""
 TO_KILL_S = 30
-"""What a pod gets beyond the run's own time, for Ray's processes."""
+"""Time for Ray's processes that a pod's grace period adds to the run's own time."""
 
 
 def interval_warnings(interval: CheckpointInterval, checkpoint_s: float, step_s: float | None) -> Iterator[Problem]:
-    """A warning for each part of the interval that is shorter than writing a checkpoint takes.
+    """Yield a warning for each part of the interval that is shorter than the time to write a checkpoint.
 
     Args:
         interval: The interval of the job.
         checkpoint_s: Seconds to write a checkpoint.
         step_s: Seconds of a step; None if unknown.
     """
-    place, fitting = "cluster.checkpoint_interval", interval.for_writes(checkpoint_s)
+    setting, fitting = "cluster.checkpoint_interval", interval.for_writes(checkpoint_s)
     takes = f"writing a checkpoint takes about {checkpoint_s:.0f} s"
     if fitting.minutes != interval.minutes:
         apart = f"checkpoints will be {fitting.minutes:.1f} minutes apart"
         message = f"{takes}, longer than {interval.minutes:g} minutes: {apart}"
-        yield Problem("slow_checkpoints", f"{place}.minutes", message, "use a faster disk for the run folder, or LoRA")
+        fix = "use a faster disk for the run folder, or LoRA"
+        yield Problem("slow_checkpoints", f"{setting}.minutes", message, fix)
     if interval.steps is not None and step_s and checkpoint_s > interval.steps * step_s:
         steps = "a step" if interval.steps == 1 else f"{interval.steps} steps"
-        message = f"{takes}, longer than {steps} of about {step_s:.0f} s: training will wait for each"
+        message = f"{takes}, longer than {steps} of about {step_s:.0f} s: training will wait for each checkpoint"
         remedy = f"set it to {math.ceil(2 * checkpoint_s / step_s)} or more, or to null"
-        yield Problem("slow_checkpoints", f"{place}.steps", message, remedy)
+        yield Problem("slow_checkpoints", f"{setting}.steps", message, remedy)
 
 
 @dataclass(frozen=True, slots=True)
 class StopTime:
-    """The time to stop a run. `update_s` is an update's, estimated; 0 if it is not known."""
+    """Time that stopping a run takes. `update_s` is the estimated time of an update; 0 if unknown."""
 
     num_parameters: int
     write_bytes_per_s: float
@@ -309,10 +312,10 @@ class StopTime:
 
     @property
     def wait_s(self) -> int:
-        """RAY_JOB_STOP_WAIT_TIME_S, in steps of ten."""
+        """Value for RAY_JOB_STOP_WAIT_TIME_S, rounded up to a multiple of ten."""
         return math.ceil((self.update_s + self.checkpoint_s + SPARE_S) / 10) * 10
 
     @property
     def grace_s(self) -> int:
-        """The pod's terminationGracePeriodSeconds."""
+        """Value for the pod's terminationGracePeriodSeconds."""
         return self.wait_s + TO_KILL_S

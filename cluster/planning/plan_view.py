@@ -1,4 +1,4 @@
-"""The output of `agent-rft plan`: what a job needs of a cluster, as tables and as JSON."""
+"""Output of `agent-rft plan`: a job's layout and needs, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ STOP_SETTINGS = ("checkpoint_bytes", "write_bytes_per_s", "wait_s", "grace_s")
 
 
 def request_of_file(path: Path, nodes: Sequence[Node]) -> Request:
-    """Read what is to be planned from a job file. Its endpoints and data files may be missing.
+    """Read the request to plan from a job file. Its endpoints and data files may be missing.
 
-    Environment variables may be missing too, except those of required settings such as `model` and `training_file`.
+    Environment variables may be missing too, except in required settings such as `model` and `training_file`.
 
     Raises:
         InvalidJob: The job file or its model has errors.
@@ -47,9 +47,9 @@ def request_of_file(path: Path, nodes: Sequence[Node]) -> Request:
 
 
 def print_planned(console: Console, request: Request, *, smallest: bool, as_json: bool) -> bool:
-    """Print the plan of a request, or of the layout with the fewest GPUs; returns whether it fits."""
+    """Print the plan of a request, with the fewest GPUs if `smallest`, and return whether it fits."""
     plan = plan_of(request, fewest_gpus=smallest)
-    settings = _settings_of(request, plan.placement) if smallest and plan.fits else None
+    settings = _fixing_settings(request, plan.placement) if smallest and plan.fits else None
     stop = stop_time_of(request, plan) if plan.fits else None
     if as_json:
         found = plan_as_json(plan, stop) | ({"smallest": settings} if smallest else {})
@@ -64,7 +64,7 @@ def print_planned(console: Console, request: Request, *, smallest: bool, as_json
 
 
 def stop_time_of(request: Request, plan: ClusterPlan) -> StopTime | None:
-    """Return the time to stop a run, at a speed that is assumed; None without a model or a learner."""
+    """Return the time to stop a run at an assumed disk speed; None without a model or a learner."""
     cost = step_cost(request, plan)
     if request.model is None or cost is None:
         return None
@@ -72,7 +72,7 @@ def stop_time_of(request: Request, plan: ClusterPlan) -> StopTime | None:
 
 
 def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:
-    """Print the memory of an engine and a rank, where they go, what nodes must offer, notes, and what does not fit."""
+    """Print the memory of an engine and a rank, the layout, the required sizes of nodes, notes and problems."""
     firsts = [assignment for assignment in plan.assignments if assignment.index == 0 and assignment.memory is not None]
     if firsts:
         console.print(_memory_table(firsts))
@@ -88,8 +88,8 @@ def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:
         console.print(f"[green]it fits[/]: at least {HEADROOM:.0%} of the known memory stays free")
 
 
-def _settings_of(request: Request, placement: Placement) -> dict[str, Any]:
-    """The settings of a job file that fix a placement; those that the job gives are left out."""
+def _fixing_settings(request: Request, placement: Placement) -> dict[str, Any]:
+    """Return the job settings that fix a placement, except those that the job already gives."""
     cluster, lora = request.job.cluster, placement.lora
     found = {f"cluster.{name}": getattr(placement, name) for name in RECORDED if getattr(cluster, name) == "auto"}
     if cluster.colocated == "auto":
@@ -102,14 +102,14 @@ def _settings_of(request: Request, placement: Placement) -> dict[str, Any]:
 def _print_smallest(console: Console, settings: Settings) -> None:
     """Print the settings that fix the smallest layout, as in a job file."""
     if not settings:
-        console.print("the job gives all settings of its layout")
+        console.print("the job already sets all values of its layout")
         return
-    console.print("[bold]the layout with the fewest GPUs; in the job:[/]")
+    console.print("[bold]to fix the layout with the fewest GPUs, set in the job:[/]")
     console.print(dump(nested(settings), sort_keys=False).rstrip(), highlight=False, markup=False, soft_wrap=True)
 
 
 def nested(settings: Settings) -> dict[str, Any]:
-    """Settings in the form of a job file."""
+    """Return settings, given by their paths, as nested mappings like in a job file."""
     found: dict[str, Any] = {}
     for path, value in settings.items():
         *parents, name = path.split(".")
@@ -121,15 +121,19 @@ def nested(settings: Settings) -> dict[str, Any]:
 
 
 def print_stop_time(console: Console, stop: StopTime) -> None:
-    """Print the settings of Ray and Kubernetes that leave time for a stop."""
-    say = partial(console.print, highlight=False, soft_wrap=True)
-    say(f"for a stop: RAY_JOB_STOP_WAIT_TIME_S={stop.wait_s}, terminationGracePeriodSeconds: {stop.grace_s}")
-    written = f"a checkpoint of {size(stop.checkpoint_bytes)}, written at {size(stop.write_bytes_per_s)} a second"
-    say(f"  assumed: {written}; `agent-rft check` measures that speed where the run will write")
+    """Print the settings of Ray and Kubernetes that leave enough time for a stop."""
+    write = partial(console.print, highlight=False, soft_wrap=True)
+    settings = f"RAY_JOB_STOP_WAIT_TIME_S={stop.wait_s}, terminationGracePeriodSeconds: {stop.grace_s}"
+    write(f"to leave enough time for a stop: {settings}")
+    written = f"a checkpoint of {size(stop.checkpoint_bytes)}, written at {size(stop.write_bytes_per_s)} per second"
+    write(f"  assumed: {written}; `agent-rft check` measures the actual write speed")
 
 
 def _memory_table(firsts: Sequence[Assignment]) -> Table:
-    """A row per part of memory, a column per kind of actor and of memory; actors of one kind are equal."""
+    """Return a table with a row per part of memory and a column per role and kind of memory.
+
+    `firsts` are the first actor of each role; the others of a role need the same.
+    """
     columns: dict[str, Mapping[str, int]] = {}
     for assignment in firsts:
         assert assignment.memory is not None
@@ -154,14 +158,14 @@ def _node_table(plan: ClusterPlan) -> Table:
     for node, used in zip(plan.nodes, plan.host_bytes, strict=True):
         gpu = _known(node.gpu_memory_bytes) if node.gpus else ""
         resources = f"{node.cores:g}", f"{node.gpus:g}", gpu, _known(node.memory_bytes), size(used)
-        table.add_row(escape(node.name), *resources, _who(p for p in plan.assignments if p.node is node))
+        table.add_row(escape(node.name), *resources, _actors_text(p for p in plan.assignments if p.node is node))
     if unplaced := [assignment for assignment in plan.assignments if assignment.node is None]:
-        table.add_row("[red]not placed[/]", *[""] * 5, _who(unplaced))
+        table.add_row("[red]not placed[/]", *[""] * 5, _actors_text(unplaced))
     return table
 
 
 def _size_table(plan: ClusterPlan) -> Table:
-    table = Table("what each node must offer", box=SIMPLE_HEAD)
+    table = Table("required sizes per node", box=SIMPLE_HEAD)
     for column in ("Ray's object store", "/dev/shm", "/tmp"):
         table.add_column(column, justify="right")
     for node, sizes in zip(plan.nodes, plan.sizes, strict=True):
@@ -170,8 +174,8 @@ def _size_table(plan: ClusterPlan) -> Table:
     return table
 
 
-def _who(assignments: Iterable[Assignment]) -> str:
-    """Actors as text, such as `engine 0, 1; learner rank 0`."""
+def _actors_text(assignments: Iterable[Assignment]) -> str:
+    """Return actors as text, such as `engine 0, 1; learner rank 0`."""
     indices: dict[str, list[str]] = {}
     for assignment in assignments:
         indices.setdefault(assignment.role, []).append(str(assignment.index))
@@ -182,14 +186,14 @@ def _notes(plan: ClusterPlan) -> list[str]:
     placement, notes = plan.placement, []
     sequences = [assignment.memory.num_sequences for assignment in plan.assignments if assignment.memory is not None]
     if cached := [number for number in sequences if number is not None]:
-        notes.append(f"an engine's cache holds {min(cached):,.1f} sequences of full context length, or more short ones")
-    notes.append("each engine and each rank is on one node; Ray packs them onto few nodes (PACK)")
+        notes.append(f"an engine's cache holds {min(cached):,.1f} full-length sequences, or more shorter ones")
+    notes.append("each engine and each rank runs on one node; Ray uses as few nodes as possible (PACK)")
     notes += [] if (how := how_shared(placement)) is None else [how]
     if placement.shared:
         notes.append("engines are shared: if another job has started them, only the learner needs free resources")
     if placement.engines > 1 and not placement.colocated:
         notes.append("the first engine and all ranks start together; further engines join when resources are free")
-    notes.append("driver, dispatchers and grader pool reserve no cores; the last two run beside the engines")
+    notes.append("driver, dispatchers and grader pool reserve no cores; the last two run on the nodes of the engines")
     notes += map(str, plan.choices)
     if any(node.gpus and node.gpu_memory_bytes is None for node in plan.nodes):
         notes.append("[yellow]the memory of some GPUs is unknown and not checked[/]")
@@ -197,18 +201,19 @@ def _notes(plan: ClusterPlan) -> list[str]:
 
 
 def how_shared(placement: Placement) -> str | None:
-    """How engines and ranks share devices, in words; None if they do not."""
+    """Return a sentence on how engines and ranks share cores or GPUs; None if they do not."""
     if not placement.colocated:
         return None
     if not placement.shares_gpus:
-        return "an engine and its ranks share cores and take turns, so nothing is stale"
-    which = "an engine and a rank share a GPU (calculated, not yet measured on GPUs)"
-    part = f"the engine takes {placement.gpu_share:.0%} of its memory"
+        return "an engine and its ranks take turns on the same cores, so no token is stale"
+    shared = "an engine and a rank share a GPU (calculated, not yet measured on GPUs)"
+    part = f"the engine takes {placement.gpu_share:.0%} of the GPU's memory"
     if placement.turns:
         return (
-            f"{which}: they take turns, the other sleeps in the node's memory, so nothing is stale; {part} in its turn"
+            f"{shared}: they take turns, and the other one is offloaded to the node's memory, so no token is stale; "
+            f"{part} in its turn"
         )
-    return f"{which}: both at once; {part}"
+    return f"{shared}: both run concurrently; {part}"
 
 
 def _known(num_bytes: int | None) -> str:
@@ -216,7 +221,7 @@ def _known(num_bytes: int | None) -> str:
 
 
 def plan_as_json(plan: ClusterPlan, stop: StopTime | None = None) -> dict[str, Any]:
-    """The plan as JSON values; memory in bytes."""
+    """Return the plan as JSON values, with memory in bytes."""
     return {
         "fits": plan.fits,
         "dtype": plan.placement.dtype,

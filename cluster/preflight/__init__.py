@@ -1,4 +1,5 @@
-"""Finds everything that can be wrong with a job before it starts, as one list of problems.
+"""Checks of a job before it starts; they report all problems in one list.
 
-Nothing in here needs a running cluster or knows how jobs are stored; `static` runs without model libraries and Ray.
+Nothing in this package needs a running cluster or depends on job storage. `static` imports neither model libraries nor
+Ray.
 """

@@ -1,4 +1,4 @@
-"""Warnings about jobs that are valid but rarely meant so: rows, graders and tools from which little can be learned."""
+"""Warnings about valid jobs that are probably not intended: rows, graders and tools that teach the model little."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ from agent_rft.spec.plan import Plan
 from agent_rft.types import Task
 
 MANY_EPOCHS = 20
-"""Above this, rows are usually memorized. `auto` comes to more with fewer than 16 rows."""
+"""With more epochs, rows are usually memorized. `auto` exceeds this number with fewer than 16 rows."""
 OPENAI_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""Names of functions in OpenAI's API: the agent's own program could not send others."""
+"""Names of functions that OpenAI's API allows; the user's agent cannot send other names."""
 MAX_NAMES = 50
-"""Names whose calls are tried."""
+"""Maximum number of tool names for which a call is parsed as a test."""
 
 
 def advice(job: JobSpec, plan: Plan, renderer: Renderer, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:
-    """Sentences with the field first, each on something that is allowed but rarely intended."""
+    """Yield warnings about settings that are allowed but rarely intended. Each begins with its field."""
     yield from _row_advice(plan, files)
     warm_up = job.optimizer.warm_up_steps
     if warm_up != "auto" and warm_up >= plan.steps:
-        rising = f"at the last of the job's {plan.steps} steps the learning rate still rises"
-        yield f"algorithm.warm_up_steps: {warm_up}: {rising}; set fewer, or auto"
+        rising = f"the learning rate still rises at the last of the job's {plan.steps} steps"
+        yield f"algorithm.warm_up_steps: with {warm_up} steps, {rising}; set fewer, or auto"
     if job.method.type == "supervised":
         return
     yield from _tool_advice(job.reinforcement, renderer, files)
@@ -59,31 +59,31 @@ def advice(job: JobSpec, plan: Plan, renderer: Renderer, files: Mapping[str, Seq
     early_stop, validations = job.reinforcement.early_stop, math.ceil(plan.steps / plan.eval_interval)
     if early_stop is not None and files["validation_file"] and early_stop.patience >= validations:
         yield (
-            f"early_stop: the patience of {early_stop.patience} validations is never used up before the last step: the "
-            f"job has {validations}, one each {plan.eval_interval} steps; lower the patience or eval_interval"
+            f"early_stop: a patience of {early_stop.patience} validations cannot stop the job early: it has "
+            f"{validations}, one every {plan.eval_interval} steps; lower the patience or eval_interval"
         )
     if plan.max_thinking_tokens is not None and renderer.end_of_thought is None:
-        yield "reasoning_effort: the model has no token that ends a thought, so its reasoning cannot be limited"
+        yield "reasoning_effort: the model has no token that ends its reasoning, so the reasoning cannot be limited"
 
 
 def _row_advice(plan: Plan, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:
     if plan.n_epochs > MANY_EPOCHS:
         rows = f"{plan.num_rows} row{'s' * (plan.num_rows > 1)} for {plan.n_epochs} epochs"
-        yield f"training_file: {rows}: the model will memorize so few; add rows (a few dozen are a start)"
+        yield f"training_file: {rows}: the model will memorize so few rows; add more (a few dozen is a start)"
     for name, tasks in files.items():
-        if again := _repeated(tasks):
-            what = f"{len(again)} of {len(tasks)} rows repeat an earlier row (rows {ranges(again)})"
-            yield f"{name}: {what}: the same task counts several times"
+        if repeated := _find_repeated(tasks):
+            rows = f"{len(repeated)} of {len(tasks)} rows repeat an earlier row (rows {ranges(repeated)})"
+            yield f"{name}: {rows}: the same task counts several times"
     trained = {json.dumps(task.messages, sort_keys=True) for task in files["training_file"]}
     for name in FILES[1:]:
         shared = sum(json.dumps(task.messages, sort_keys=True) in trained for task in files[name])
         if shared:
-            of = len(files[name])
-            yield f"{name}: {shared} of {of} rows are in the training file too: their grades say little about new rows"
+            total = len(files[name])
+            yield f"{name}: {shared} of {total} rows are also in the training file, so their grades are too high"
 
 
-def _repeated(tasks: Sequence[Task]) -> list[int]:
-    """The lines of rows that are equal to an earlier one."""
+def _find_repeated(tasks: Sequence[Task]) -> list[int]:
+    """Return the lines of rows that are equal to an earlier row."""
     seen: set[bytes] = set()
     lines = []
     for task in tasks:
@@ -102,28 +102,28 @@ def _tool_advice(
     for i, tool in enumerate(reinforcement.tools):
         for key in tool.model_extra or ():
             for meant in get_close_matches(key, settings, 1):
-                yield f"{TOOLS}[{i}].{key}: is accepted but ignored: did you mean {meant!r}?"
+                yield f"{TOOLS}[{i}].{key}: is accepted but ignored; did you mean {meant!r}?"
         if tool.name not in offered:
             yield f"{TOOLS}[{i}]: no row offers the tool {tool.name!r}; add its schema to the rows' `tools`"
     for name in offered:
         if not OPENAI_NAME.fullmatch(name):
             rule = "OpenAI's API allows 1 to 64 letters, digits, _ and - in names of functions"
-            yield f"tools: the agent could not call {name!r:.100} through OpenAI's API: {rule}; rename the tool"
+            yield f"tools: the agent cannot call {name!r:.100} through OpenAI's API: {rule}; rename the tool"
     for name in unread_names(renderer, list(offered)[:MAX_NAMES]):
-        yield f"tools: calls of {name!r:.100} are not read in the form in which this model writes them; rename the tool"
+        yield f"tools: the parser of this model's calls cannot read the name {name!r:.100}; rename the tool"
 
 
 def _grader_advice(reinforcement: Reinforcement) -> Iterator[str]:
     for field, spec in graders_of(reinforcement):
         if field.startswith(FIELD) and _is_constant(spec):
-            why = "gives all answers to a row the same grade, since it does not read `sample`"
-            yield f"{field}: {why}: nothing can be learned from it; read {{{{ sample.output_text }}}}, for example"
+            why = "gives all answers to a row the same grade, because it does not read `sample`"
+            yield f"{field}: {why}: the model learns nothing from it; read {{{{ sample.output_text }}}}, for example"
 
 
 def _timeout_problems(reinforcement: Reinforcement) -> Iterator[Problem]:
-    """Warnings about calls that may take longer than the rollout that waits for them.
+    """Yield warnings about calls that may take longer than the rollout that waits for them.
 
-    A tool call counts as time of its rollout. Session starts and grades count as waiting, which has a longer limit.
+    Tool calls count toward the rollout's time. Session starts and grades count as waiting, which has a higher limit.
     """
     limits = reinforcement.limits
     wait = f"the {limits.wait_timeout_s:g} s that a rollout may wait ({WAIT_FACTOR} x limits.rollout_timeout_s)"
@@ -145,11 +145,11 @@ def _short_timeout(field: str, endpoint: Endpoint, limit: str, needed_s: float) 
 
 
 def _is_constant(spec: GraderSpec) -> bool:
-    """Whether it is seen without running it that the grade of a row's answers is always the same."""
+    """Whether a grader, without being run, is certain to give all answers to a row the same grade."""
     match spec:
         case PythonGrader():
             return ignores_sample(spec.source)
-        case MultiGrader() | EndpointGrader():  # of the former, the parts are looked at
+        case MultiGrader() | EndpointGrader():  # the parts of a multi grader are checked separately
             return False
         case (
             StringCheckGrader()

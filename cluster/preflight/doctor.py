@@ -1,4 +1,4 @@
-"""Examination of a model before there is a job: how it writes conversations, and what is missing, with the fix."""
+"""Examination of a model without a job: how it writes conversations, and which features are missing, with fixes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _WITHOUT_CALLS: tuple[Message, ...] = tuple(m for m in _CONVERSATION if m["conte
 
 
 class Finding(NamedTuple):
-    """One answer about a model, with what it means or what to do where it is not simply good."""
+    """Feature of a model, its value, and a remark if it limits training: the consequence or the fix."""
 
     name: str
     value: str
@@ -45,20 +45,22 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """How a model writes conversations, and what can be trained with it.
+    """Features of a model: the format of its conversations, and the kinds of training that it supports.
 
     Attributes:
-        tool_parser: Name of its tool parser; None: it works without tools only.
+        family: Name of the model family.
+        tool_parser: Name of the tool parser; None if the model can be used only without tools.
         reads_calls: Whether the parser reads the calls that the template writes.
-        thought: Whether a turn may start with a thought, continues one of the prompt, or has messages for it.
-        keeps_thoughts: Whether the thought of a turn with calls stays in the history.
+        end_tokens: Stop tokens.
+        thought: Reasoning: a turn may start with it, the prompt opens it, or separate messages contain it.
+        keeps_thoughts: Whether the reasoning of a turn with calls stays in the history.
         parallel_calls: Whether a turn of the history may have several calls.
         shows_tools: Whether the prompt shows the tools.
         shows_system: Whether the prompt shows a system message.
         appends: Whether a rollout with calls is one segment.
-        samples: Number of samples of a supervised conversation with a call and two answers; 0: it cannot be rendered.
-        samples_without_calls: The same, of a conversation with two answers only.
-        structured: Whether answers can be constrained where there are tools.
+        samples: Number of samples of a supervised conversation with a call and two answers; 0 if it is not renderable.
+        samples_without_calls: Number of samples of a supervised conversation with two answers and no call.
+        structured: Whether answers can be constrained to a schema in rows with tools.
     """
 
     family: str
@@ -77,38 +79,38 @@ class Examined:
 
     @property
     def trainable(self) -> bool:
-        """Whether tool calls can be trained by reinforcement and by examples."""
+        """Whether tool calls can be trained, by reinforcement and by supervised training."""
         return self.reads_calls and self.shows_tools and self.samples > 0
 
     def findings(self) -> Iterator[Finding]:
-        """Yield the answers in sentences, the most important first."""
+        """Yield the features as text, most important first."""
         calls = self.tool_parser is not None
         yield Finding("family", self.family)
         if calls:
             yield Finding("tools in the prompt", _yes(self.shows_tools), "" if self.shows_tools else TOOLS_REMEDY)
-            parser = str(self.tool_parser) if self.reads_calls else "none reads its calls"
+            parser = str(self.tool_parser) if self.reads_calls else "no parser reads its calls"
             yield Finding("tool parser", parser, "" if self.reads_calls else OWN_TEMPLATE)
         else:
-            yield Finding("tools", "no", f"it works without tools; for tools, {OWN_TEMPLATE}")
-        system = "rows with a system message are refused: put it into the user's first message"
+            yield Finding("tools", "no", f"usable without tools; for tools, {OWN_TEMPLATE}")
+        system = "rows with a system message are refused; put its text into the user's first message"
         yield Finding("system message", _yes(self.shows_system), "" if self.shows_system else system)
         if calls:
-            one = "a turn with several calls is written as several turns, and begins a new segment"
+            one = "the template writes a turn with several calls as several turns, which starts a new segment"
             yield Finding("parallel calls", _yes(self.parallel_calls), "" if self.parallel_calls else one)
         dropped = calls and self.thought != "none" and not self.keeps_thoughts
-        remark = "they are left out of the history, so each turn is a segment" if dropped else ""
-        thoughts = {"none": "no", "optional": "yes", "opened": "always", "message": "yes, messages of their own"}
-        yield Finding("thoughts", thoughts[self.thought], remark)
+        remark = "the template leaves it out of the history, so each turn is a segment" if dropped else ""
+        reasoning = {"none": "no", "optional": "yes", "opened": "always", "message": "yes, in separate messages"}
+        yield Finding("reasoning", reasoning[self.thought], remark)
         if calls:
-            several = "" if self.appends else "the template writes turns of the history in another way than the model"
-            yield Finding("rollouts", "one segment" if self.appends else "a segment a turn", several)
+            several = "" if self.appends else "the template writes turns of the history differently than the model"
+            yield Finding("rollouts", "one segment" if self.appends else "one segment per turn", several)
         samples = self.samples if calls else self.samples_without_calls
-        supervised = {0: "no", 1: "one sample a conversation"}.get(samples, "a sample a turn")
+        supervised = {0: "no", 1: "one sample per conversation"}.get(samples, "one sample per turn")
         yield Finding("supervised", supervised, "" if samples else OWN_TEMPLATE)
         if calls:
-            grammar = "response_format is refused for rows with tools: this family's calls have no grammar here"
+            grammar = "response_format is refused for rows with tools, because this family's calls have no grammar"
             yield Finding("structured output", _yes(self.structured), "" if self.structured else grammar)
-        yield Finding("end tokens", " ".join(self.end_tokens))
+        yield Finding("stop tokens", " ".join(self.end_tokens))
 
 
 def _yes(value: bool) -> str:
@@ -116,7 +118,7 @@ def _yes(value: bool) -> str:
 
 
 def examine(renderer: Renderer, *, reads_calls: bool) -> Examined:
-    """Examine what a renderer does, in the dialect that was found for its model."""
+    """Examine the model of a renderer. `reads_calls` is whether its parser reads the template's calls."""
     shown = _shown(renderer, [_QUESTION])
     form = renderer.form
     thought = "message" if renderer.family.reasoning_parser is not None else renderer.thought
@@ -153,9 +155,9 @@ def _num_samples(renderer: Renderer, conversation: Sequence[Message], tools: Seq
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """Result of examining a model: the answers (None: it cannot be read), and everything that is wrong with it.
+    """Result of examining a model: its features (None if it cannot be read) and its problems.
 
-    `unread_calls` is why no parser reads its calls, which is a problem of jobs with tools only.
+    `unread_calls` is why no parser reads its calls; it is a problem only of jobs with tools.
     """
 
     examined: Examined | None
@@ -178,7 +180,7 @@ class Examination:
 
 
 def examine_model(name: str, options: ModelOptions) -> Examination:
-    """Examine the model of a folder or a name with a job's options."""
+    """Examine a model, given by its folder or name, with a job's model options."""
     spec = {"model": name, "training_file": "", "method": {"type": "supervised"}}
     folder = ModelFolder.find(name)
     job = with_card(JobSpec.model_validate(spec).model_copy(update={"model_options": options}), folder)
@@ -187,15 +189,15 @@ def examine_model(name: str, options: ModelOptions) -> Examination:
         return Examination(None, problems)
     if model.unread_calls is not None and (renderer := answers_only(model.renderer)) is not None:
         return Examination(examine(renderer, reads_calls=False), problems, model.unread_calls)
-    reads_calls = all(one.code != "calls_not_read" for one in problems)
+    reads_calls = all(problem.code != "calls_not_read" for problem in problems)
     return Examination(examine(model.renderer, reads_calls=reads_calls), problems)
 
 
 def template_with_tools(name: str) -> str:
-    """The chat template of a model with a part before it that writes tools, calls and results as text.
+    """Return a model's chat template with an added first part that writes tools, calls and results as text.
 
     Raises:
-        UserError: There is no such model, it does not need one, or its calls could not be read with it either.
+        UserError: The model is missing, its template already supports tools, or the added part does not work.
     """
     path, problem = find_model(name)
     if path is None:
@@ -206,11 +208,11 @@ def template_with_tools(name: str) -> str:
     own = template_of(tokenizer)
     renderer, mistake = find_dialect(tokenizer, UNKNOWN)
     if examine(renderer, reads_calls=mistake is None).trainable:
-        raise UserError(f"the chat template of {name} has tools already: it needs no other")
+        raise UserError(f"the chat template of {name} already supports tools: use it as it is")
     text = tools_as_text(own)
     tokenizer.chat_template = text
     renderer, mistake = find_dialect(tokenizer, UNKNOWN)
     if mistake is not None or not examine(renderer, reads_calls=True).trainable:
         why = mistake or "it leaves out the tools or the turns"
-        raise UserError(f"the chat template of {name} cannot be used with tools as text: {why}; write one of your own")
+        raise UserError(f"cannot add tools as text to the chat template of {name}: {why}; write your own template")
     return text

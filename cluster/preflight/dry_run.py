@@ -1,7 +1,8 @@
-"""The dry run of a job's endpoints: each tool and grader is called once with example values, inside one session.
+"""Dry run of a job's endpoints: calls each tool and grader once with example values, inside one session.
 
-It runs before any engine starts, so that a wrong URL or token costs seconds. A call is given up after ten minutes, even
-if its endpoint may take hours; the endpoint has accepted the request by then, so this is only a warning.
+It runs before any engine starts, so that a wrong URL or token is found within seconds. Calls time out after ten
+minutes, even if the endpoint's own timeout is longer. Such a timeout is only a warning, because the endpoint has
+accepted the request.
 """
 
 from __future__ import annotations
@@ -34,28 +35,28 @@ from agent_rft.spec.operator.config import Operator
 from agent_rft.types import Task, ToolCall, ToolSchema
 
 TRACE_ID = f"trace_dry_run_{secrets.token_hex(8)}"
-"""New in each process: a server that deduplicates calls by their key must not take this one for an old call."""
+"""Differs in each process, so that a server that deduplicates calls by key does not treat this call as an old one."""
 PROBE_TIMEOUT_S = 10.0
 UNANSWERED = "unanswered_trial_call"
 NO_SCHEMAS = "no_json_schema"
 WARNINGS = frozenset({UNANSWERED, NO_SCHEMAS})
-"""The codes of problems that are warnings."""
+"""Codes of problems that are only warnings."""
 CODES = {"refused": "endpoint_refused", "redirect": "wrong_path", "forbidden_address": "forbidden_address"}
 TOKEN_REMEDY = "a header's value must be complete, such as `Bearer ${NAME}`, with NAME from the environment"
 
 
 async def dry_run_problems(reinforcement: Reinforcement, tasks: Sequence[Task], operator: Operator) -> list[Problem]:
-    """The problems that one call of each tool and of the graders shows, inside a session if the job has one.
+    """Call each tool and grader once, inside a session if the job has one, and return the problems.
 
-    Each call may take as long as its `timeout_s` allows, but at most ten minutes. Problems with the codes of `WARNINGS`
-    are warnings: an endpoint may be working on a call that takes longer, and a judge may not take JSON schemas.
+    Each call may take as long as its `timeout_s` allows, but at most ten minutes. Problems with a code in `WARNINGS`
+    are only warnings: an endpoint may still be working on the call, or a judge may not support JSON schemas.
     """
     if reinforcement.session is None:
-        return await _first_calls(reinforcement, tasks, operator)
-    return await _in_a_session(reinforcement.session, reinforcement, tasks, operator)
+        return await _call_all(reinforcement, tasks, operator)
+    return await _call_in_session(reinforcement.session, reinforcement, tasks, operator)
 
 
-async def _first_calls(reinforcement: Reinforcement, tasks: Sequence[Task], operator: Operator) -> list[Problem]:
+async def _call_all(reinforcement: Reinforcement, tasks: Sequence[Task], operator: Operator) -> list[Problem]:
     offered: dict[str, tuple[ToolSchema, Task]] = {}
     for task in tasks:
         for tool in task.tools:
@@ -74,25 +75,25 @@ async def _first_calls(reinforcement: Reinforcement, tasks: Sequence[Task], oper
     return [*filter(None, results), *dict.fromkeys(notes)]
 
 
-async def _in_a_session(
+async def _call_in_session(
     spec: SessionSpec, reinforcement: Reinforcement, tasks: Sequence[Task], operator: Operator
 ) -> list[Problem]:
-    """The problems of a session and of the calls in it; without a session, the tools cannot be called."""
+    """Start a session, make the calls in it, end it, and return the problems."""
     events: list[str] = []
     trial = spec.for_trial()
     book = SessionBook(trial, None, operator, tell=events.append, signer=signer_of(reinforcement))
     try:
         await book.start(TRACE_ID, tasks[0].item)
-        problems = await _first_calls(reinforcement, tasks, operator)
+        problems = await _call_all(reinforcement, tasks, operator)
     except RftError as error:
-        wanted = "make it answer any JSON with status 200 when the session is ready"
+        fix = "make it answer any JSON with status 200 when the session is ready"
         may_take_s, field = spec.timeout_s, f"{SESSION}.start_url"
-        problems = [_failed(error, "session_failed", field, f"{SESSION}.headers", wanted, may_take_s)]
+        problems = [_failure_problem(error, "session_failed", field, f"{SESSION}.headers", fix, may_take_s)]
     finally:
         left = await book.close("dry_run", deadline_s=trial.timeout_s)
     failed = [kind for kind in book.stats()["errors"] if kind.startswith("end_")]
     if (left or failed) and all(problem.code in WARNINGS for problem in problems):
-        answered = f"the request is answered with {book.refused_end}" if book.refused_end else "there is no answer"
+        answered = f"the answer is {book.refused_end}" if book.refused_end else "the endpoint does not answer"
         message = events[0] if events else f"a session cannot be ended: {answered}"
         remedy = "make it answer any JSON with status 200 once the session is closed"
         problems.append(Problem("session_failed", f"{SESSION}.end_url", message, remedy))
@@ -107,12 +108,12 @@ async def _try_tool(
     try:
         (result,) = await dispatcher.call_turn(TRACE_ID, task.item, [call])
     except RftError as error:
-        wanted = 'make it answer {"output": "..."}'
-        return _failed(error, "tool_failed", f"{field}.server_url", f"{field}.headers", wanted, tool.timeout_s)
+        fix = 'make it answer {"output": "..."}'
+        return _failure_problem(error, "tool_failed", f"{field}.server_url", f"{field}.headers", fix, tool.timeout_s)
     finally:
         await dispatcher.close()
     if result.error is not None:
-        mistake = await _path_mistake(tool, task.item, call, operator)
+        mistake = await _path_error(tool, task.item, call, operator)
         if mistake is not None:
             return Problem("wrong_path", f"{field}.server_url", mistake, "fix the path of the URL")
     return None
@@ -126,7 +127,7 @@ async def _try_grader(
     operator: Operator,
     notes: list[Problem],
 ) -> Problem | None:
-    """The problem of one grade by `grader` and the guards; warnings go to `notes`."""
+    """Grade once with `grader` and the guards, and return the problem; warnings are appended to `notes`."""
 
     def note(found: NoSchemas) -> None:
         notes.append(Problem(NO_SCHEMAS, f"models.{found.model}", found.message, found.remedy))
@@ -142,24 +143,24 @@ async def _try_grader(
     try:
         await pool.grade(example_sample(reinforcement, task), task.item, TRACE_ID)
     except RftError as error:
-        wanted = 'make it answer {"score": number} for any sample, also for an empty one'
-        if field == HELD_OUT:  # rollouts would not fail, but there would be no held-out grade
-            wanted = "fix it, or leave it out"
+        fix = 'make it answer {"score": number} for any sample, including an empty one'
+        if field == HELD_OUT:  # rollouts would not fail, but would have no held-out grade
+            fix = "fix it, or leave it out"
         if reinforcement.response_format is None and "output_json" in str(error.details.get("path")):
-            wanted = "set response_format to a JSON schema: without it there is no output_json"
+            fix = "set response_format to a JSON schema: without it, samples have no output_json"
         graders = [grader, *(guard.grader for guard in reinforcement.guards)]
         may_take_s = max(grade_deadline_s(spec, operator) - GRACE_S for spec in graders)
         headers = f"{field}.headers" if isinstance(grader, EndpointGrader) else field
-        return _failed(error, "grader_failed", field, headers, wanted, may_take_s)
+        return _failure_problem(error, "grader_failed", field, headers, fix, may_take_s)
     finally:
         await pool.close()
     return None
 
 
-def _failed(error: RftError, code: str, field: str, headers: str, wanted: str, may_take_s: float) -> Problem:
-    """The problem of a failed call, with the remedy of its kind of failure, by default `wanted`.
+def _failure_problem(error: RftError, code: str, field: str, headers: str, fix: str, may_take_s: float) -> Problem:
+    """Return the problem of a failed call. `fix` is its remedy if the kind of failure has none.
 
-    `may_take_s` is the endpoint's own deadline, which may be beyond that of the trial call.
+    `may_take_s` is the endpoint's own timeout, which may be longer than the timeout of the trial call.
     """
     kind = str(error.details.get("kind"))
     has_one_request = error.details.get("attempts") == 1  # it was accepted, and neither rejected nor lost
@@ -168,14 +169,14 @@ def _failed(error: RftError, code: str, field: str, headers: str, wanted: str, m
         return Problem(UNANSWERED, field, message, "check the endpoint's log to see whether it works on the call")
     if kind == "refused":
         return Problem(CODES[kind], headers, error.problem, f"{error.remedy}; {TOKEN_REMEDY}")
-    return Problem(CODES.get(kind, code), field, error.problem, error.remedy or wanted)
+    return Problem(CODES.get(kind, code), field, error.problem, error.remedy or fix)
 
 
-async def _path_mistake(tool: ToolSpec, item: dict[str, Any], call: ToolCall, operator: Operator) -> str | None:
-    """Why the path of a tool's URL looks wrong; None if it does not.
+async def _path_error(tool: ToolSpec, item: dict[str, Any], call: ToolCall, operator: Operator) -> str | None:
+    """Return why the path of a tool's URL is probably wrong; None if it seems correct.
 
-    A 404 alone is not enough, since many tools answer so for a missing document. The path is wrong if a path that
-    certainly does not exist gets the same answers, to the call and to an empty body.
+    A 404 alone is not enough, because many tools answer 404 for a missing document. The path is wrong if a path that
+    certainly does not exist gets the same answers, both to the call and to an empty body.
     """
     url = URL(tool.server_url)
     nowhere = (url / "agent-rft-no-such-path").with_query(url.query)
@@ -198,4 +199,4 @@ async def _path_mistake(tool: ToolSpec, item: dict[str, Any], call: ToolCall, op
                     return None
     except (aiohttp.ClientError, TimeoutError):
         return None
-    return "it answers as it does to a path that does not exist (HTTP 404)"
+    return "it gives the same answer as for a path that does not exist (HTTP 404)"

@@ -12,15 +12,15 @@ from agent_rft.spec.schemas.form import resolved
 from agent_rft.types import Task, ToolCall, ToolSchema, Turn
 
 MAX_DEPTH = 8
-"""The deepest nesting of an example: a schema may refer to itself."""
+"""Maximum nesting of an example, because a schema may refer to itself."""
 MAX_VALUES = 10_000
-"""The values of an example: lists of lists with a least length each multiply."""
+"""Maximum number of values in an example, because the minimum lengths of nested lists multiply."""
 MAX_CHARS = 100_000
-"""The characters of all texts of an example that are there for their least length."""
+"""Maximum total length of the filler strings in an example, which satisfy `minLength`."""
 
 
 def example_sample(reinforcement: Reinforcement, task: Task) -> dict[str, Any]:
-    """The sample of a rollout that called each of the row's tools once and then answered."""
+    """Return the sample of a rollout that called each of the row's tools once and then answered."""
     schema = reinforcement.response_format
     answer = "" if schema is None else json.dumps(example_of(schema))
     turns = [Turn(0, 0, "", calls=tuple(map(example_call, task.tools)))] if task.tools else []
@@ -28,23 +28,23 @@ def example_sample(reinforcement: Reinforcement, task: Task) -> dict[str, Any]:
 
 
 def example_call(tool: ToolSchema) -> ToolCall:
-    """A call of a tool with arguments that fit its schema."""
+    """Return a call of a tool with arguments that fit its schema."""
     function = tool["function"]
     arguments = example_of(function.get("parameters") or {"type": "object"})
     return ToolCall(f"call_dry_run_{function['name']}", function["name"], json.dumps(arguments))
 
 
 def example_of(schema: Any) -> Any:
-    """A small value that fits a JSON schema: its default, constant or first choice, else required parts, left empty.
+    """Return a small value that fits a JSON schema: its default, constant or first choice, else only required parts.
 
-    Patterns and formats are ignored: a tool may well reject the value. An example of a schema that asks for more than
-    MAX_VALUES or MAX_CHARS is incomplete.
+    Patterns and formats are ignored, so a tool may reject the value. If a schema requires more than MAX_VALUES or
+    MAX_CHARS, the example is incomplete.
     """
-    return _Maker(schema).value(schema, 0)
+    return _ExampleMaker(schema).value(schema, 0)
 
 
-class _Maker:
-    """Makes an example of the schema `root` within a budget of values and characters."""
+class _ExampleMaker:
+    """Generator of an example for the schema `root`, with limits on values and characters."""
 
     def __init__(self, root: Any) -> None:
         self._root = root

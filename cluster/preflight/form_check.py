@@ -1,4 +1,4 @@
-"""The checks of a job's endpoints, graders and schemas by themselves: without its files, its model or any call.
+"""Checks of a job's endpoints, graders and schemas that need neither its files nor its model, and call nothing.
 
 The API runs them before it accepts a job.
 """
@@ -24,15 +24,15 @@ SIGNING = "method.reinforcement.signing_secret"
 
 
 def endpoint_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:
-    """What is wrong with tools, sessions and graders by themselves."""
+    """Return the problems of tools, sessions and graders that can be found without the job's rows."""
     problems = [
-        Problem("invalid_endpoint", where, mistake, "fix the URL or headers")
-        for where, url, headers in _called(reinforcement)
-        if (mistake := endpoint_mistake(url, headers)) is not None
+        Problem("invalid_endpoint", where, error, "fix the URL or headers")
+        for where, url, headers in _tools_and_sessions(reinforcement)
+        if (error := endpoint_mistake(url, headers)) is not None
     ]
-    remedy = f"write it as ${{NAME}}, and make one by: echo {PREFIX}$(openssl rand -base64 32)"
-    for mistake in secret_mistakes(reinforcement):
-        problems.append(Problem("invalid_signing_secret", SIGNING, mistake, remedy))
+    remedy = f"write it as ${{NAME}}, and create a secret with: echo {PREFIX}$(openssl rand -base64 32)"
+    for error in secret_mistakes(reinforcement):
+        problems.append(Problem("invalid_signing_secret", SIGNING, error, remedy))
     if (wrong := schema_mistake(reinforcement.response_format, grammar=True)) is not None:
         problems.append(Problem(wrong.code, "method.reinforcement.response_format", str(wrong), wrong.remedy))
     problems += all_grader_problems(reinforcement, operator)
@@ -40,25 +40,25 @@ def endpoint_problems(reinforcement: Reinforcement, operator: Operator) -> list[
 
 
 def _address_problems(reinforcement: Reinforcement, guard: Guard) -> list[Problem]:
-    """Report URLs with an IP address that the operator does not allow; the dry run resolves host names."""
+    """Return problems of URLs with a forbidden IP address. The dry run resolves and checks host names."""
     problems = []
     for where, url in endpoint_urls(reinforcement):
-        mistake = None if endpoint_mistake(url, {}) else guard.mistake(url)
-        if mistake is not None:
-            problems.append(Problem("forbidden_address", where, *mistake))
+        error = None if endpoint_mistake(url, {}) else guard.mistake(url)
+        if error is not None:
+            problems.append(Problem("forbidden_address", where, *error))
     return problems
 
 
 def endpoint_urls(reinforcement: Reinforcement) -> Iterator[tuple[str, str]]:
-    """Yield the (field, URL) of all tools, sessions and graders."""
-    yield from ((where, url) for where, url, _ in _called(reinforcement))
+    """Yield (field, URL) of all tools, sessions and graders."""
+    yield from ((where, url) for where, url, _ in _tools_and_sessions(reinforcement))
     for where, spec in graders_of(reinforcement):
         if isinstance(spec, EndpointGrader):
             yield f"{where}.url", spec.url
 
 
-def _called(reinforcement: Reinforcement) -> Iterator[tuple[str, str, Headers]]:
-    """The (field, URL, headers) of tools and sessions."""
+def _tools_and_sessions(reinforcement: Reinforcement) -> Iterator[tuple[str, str, Headers]]:
+    """Yield (field, URL, headers) of tools and sessions."""
     for i, tool in enumerate(reinforcement.tools):
         yield f"{TOOLS}[{i}].server_url", tool.server_url, tool.headers
     if (session := reinforcement.session) is not None:
@@ -68,12 +68,12 @@ def _called(reinforcement: Reinforcement) -> Iterator[tuple[str, str, Headers]]:
 
 
 def early_stop_problems(job: JobSpec) -> list[Problem]:
-    """A problem if a job is to stop early by validations that it does not have."""
+    """Return a problem if a job has `early_stop` but no validation file."""
     early_stop = None if job.method.reinforcement is None else job.method.reinforcement.early_stop
     if early_stop is None or job.validation_file is not None:
         return []
     message = "needs validations, but the job has no validation_file"
-    remedy = "set validation_file, rows that are not in the training file; or remove early_stop"
+    remedy = "set validation_file to a file with other rows than the training file, or remove early_stop"
     return [Problem("early_stop_without_validation", "method.reinforcement.early_stop", message, remedy)]
 
 
@@ -81,18 +81,18 @@ def check_grader(spec: GraderSpec, operator: Operator) -> None:
     """Check a grader without calling anything.
 
     Raises:
-        InvalidJob: the grader has mistakes; lists all of them.
+        InvalidJob: The grader has errors; lists all of them.
     """
     graders = list(_parts(spec))
     problems = size_problems(graders) or grader_problems(spec, operator, "grader")
     guard = Guard(operator.reachable)
     for place, part in graders:
         if isinstance(part, EndpointGrader) and not endpoint_mistake(part.url, {}):
-            mistake = guard.mistake(part.url)
-            if mistake is not None:
-                problems.append(Problem("forbidden_address", f"{place}.url", *mistake))
+            error = guard.mistake(part.url)
+            if error is not None:
+                problems.append(Problem("forbidden_address", f"{place}.url", *error))
     if problems:
-        raise InvalidJob("the grader has mistakes", problems)
+        raise InvalidJob("the grader has errors", problems)
 
 
 def _parts(spec: GraderSpec) -> Iterator[tuple[str, GraderSpec]]:

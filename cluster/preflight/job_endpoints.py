@@ -1,6 +1,6 @@
-"""The loopback and private endpoints that a job file names, for commands that run the job on the operator's machine.
+"""Access to the loopback and private endpoints of a job file, for commands that run it on the operator's computer.
 
-A job file is trusted like a Makefile there: the person who starts it is the operator, and the Ray cluster is their own.
+The job file is trusted like a Makefile there: the operator starts the command and owns its Ray cluster.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from agent_rft.spec.operator.allowed import Allowed
 from agent_rft.spec.operator.config import Operator
 
 Resolve = Callable[[str, int], Sequence[IPAddress]]
-"""Returns the addresses of a host and port; none if the name is unknown."""
+"""Returns the IP addresses of a host and port; empty if the name is unknown."""
 
 
 def resolve(host: str, port: int) -> list[IPAddress]:
-    """Return what the system's resolver knows about `host`."""
+    """Return the IP addresses of `host` from the system's resolver; empty if the name is unknown."""
     try:
         found: list[tuple[Any, ...]] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # unknown, or not a host name: the check of the job reports it
@@ -35,15 +35,15 @@ def resolve(host: str, port: int) -> list[IPAddress]:
 def allow_own_endpoints(
     operator: Operator, job: JobSpec | Reinforcement | None, address: str | None, resolve: Resolve = resolve
 ) -> Operator:
-    """Return `operator`, which also allows the endpoints of `job` if the command starts its own Ray cluster.
+    """Return `operator` with the local endpoints of `job` allowed, if the command starts a Ray cluster itself.
 
     Host names are resolved here, once. A name that has a public address now stays limited to public addresses, so
     the owner of its DNS zone cannot direct calls into the operator's network later.
 
     Args:
         operator: The configuration. If it sets `allowed_networks`, even to an empty list, it is returned unchanged.
-        job: A job, or the part of it that has endpoints; None has no endpoints.
-        address: Address of the Ray cluster; None if the command starts one on this machine.
+        job: A job, or its `reinforcement` section; None for no endpoints.
+        address: Address of the Ray cluster; None if the command starts one on this computer.
         resolve: Resolver of host names.
     """
     reinforcement = job.method.reinforcement if isinstance(job, JobSpec) else job

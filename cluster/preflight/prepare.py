@@ -1,4 +1,4 @@
-"""The full check of a job before anything starts: one list of problems, or everything that a run needs."""
+"""Full check of a job before anything starts; returns the data that a run needs, or raises all problems together."""
 
 from __future__ import annotations
 
@@ -52,12 +52,16 @@ NODE_REMEDY = "add a node with the Ray resource python_grader, or set python_gra
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A job that passed the check, with what was read and resolved for it.
+    """Job that passed the check, with the data read and the values resolved for it.
 
-    `job.model` is a local folder. `choices` are the values that `auto` became; a resumed run has no choices, because it
-    keeps its values. `changes` are the settings of a resumed run's job that differ from those it began with,
-    `layout_changes` the values of its layout that no longer fit. `warnings` are for the user only. `request` is what
-    the layout was chosen for; None if the layout is fixed.
+    Attributes:
+        job: The job. Its `model` is a local folder.
+        choices: Values to which `auto` was resolved. A resumed run has no choices, because it keeps its values.
+        changes: Settings of a resumed run's job that differ from its first start.
+        layout_changes: Values of a resumed run's layout that no longer fit.
+        warnings: Warnings to print.
+        stop: Time for a checkpoint at the measured disk speed; None without a learner or if the measurement failed.
+        request: Request for which the layout was chosen; None if the layout is fixed.
     """
 
     job: JobSpec
@@ -73,12 +77,11 @@ class Prepared:
     layout_changes: tuple[Change, ...] = ()
     warnings: tuple[str, ...] = ()
     stop: StopTime | None = None
-    """The time for a checkpoint at the speed measured here; None without a learner, or if it cannot be measured."""
     request: Request | None = None
 
     @property
     def dialect(self) -> Dialect:
-        """How the model writes conversations."""
+        """Format in which the model writes conversations."""
         return self.renderer.dialect
 
     @property
@@ -86,7 +89,7 @@ class Prepared:
         return self.cluster.placement
 
     def record(self) -> dict[str, Any]:
-        """Return what a run folder records besides job and plan, so that a resumed run keeps it."""
+        """Return the values, in addition to job and plan, that a run folder records for a resumed run."""
         return {
             "context_length": self.context_length,
             "layout": asdict(RecordedLayout.of(self.placement)),
@@ -94,27 +97,27 @@ class Prepared:
         }
 
     def graded(self, model: Path) -> Prepared:
-        """The same job, to grade a checkpoint of its model without training."""
+        """Return the same job for grading a checkpoint of its model, without training."""
         cluster = replace(self.cluster, placement=self.placement.without_learner())
         return replace(self, job=self.job.model_copy(update={"model": str(model)}), cluster=cluster, request=None)
 
     @property
     def may_change_layout(self) -> bool:
-        """Whether another layout may be chosen while the GPUs of this one are not reserved."""
+        """Whether another layout may be chosen as long as this one's GPUs are not reserved."""
         on_gpus = self.placement.engine_gpus > 0 or self.placement.rank_gpus > 0
         return self.request is not None and on_gpus and not self.placement.shared
 
     def laid_out_on(self, nodes: Sequence[Node], operator: Operator) -> Prepared | None:
-        """Return the job with the layout for the GPUs that are free on the live `nodes`, and only its `choices`.
+        """Return the job laid out on the GPUs that are free on the live `nodes`, with only the new `choices`.
 
-        LoRA that was chosen before stays chosen, because the space for full checkpoints was not checked.
+        If LoRA was chosen before, it stays, because the disk space for full checkpoints was not checked.
 
         Returns:
             None if the layout is the same, or if the job does not fit on the free GPUs or within the operator's limits.
         """
         if self.request is None or not self.may_change_layout:
             return None
-        request = replace(self.request, nodes=tuple(_expected(nodes, operator)))
+        request = replace(self.request, nodes=tuple(_expected_nodes(nodes, operator)))
         if self.placement.lora is not None:
             request = replace(request, job=request.job.with_adapter(self.placement.lora))
         cluster = lay_out_on_free(request)
@@ -142,14 +145,23 @@ async def prepare(
     began: Began | None = None,
     accepted: bool = False,
 ) -> Prepared:
-    """Check a job against its files, its model in `folder`, its endpoints and the cluster's live `nodes`.
+    """Check a job and return the data that a run needs.
 
-    `found` are problems that are already known; they come first. With `dry_run`, each tool and grader is called once
-    if nothing else is wrong with the method. Without `learner`, the run only grades. A run that is resumed keeps the
-    plan that it `began` with. For a job that was `accepted` before, problems that do not stop it are warnings.
+    Args:
+        job: The job.
+        folder: Folder of its model.
+        nodes: Live nodes of the cluster.
+        runs: Folder of the run folders.
+        operator: The operator's configuration.
+        dry_run: Whether to call each tool and grader once, if the method has no other problems.
+        learner: Whether the run trains; else it only grades.
+        found: Problems found before; they come first.
+        free: Free space; None to measure it.
+        began: Record of the run to resume, whose plan it keeps; None for a new run.
+        accepted: Whether the job was accepted before. Then problems that need not stop it become warnings.
 
     Raises:
-        InvalidJob: the job has problems; lists all of them.
+        InvalidJob: The job has problems; lists all of them.
     """
     problems = list(found)
     if began is None:
@@ -164,11 +176,11 @@ async def prepare(
         bad += unread
     loaded = model
     if not accepted and bad:
-        model = None  # what follows would be consequences
+        model = None  # further problems would only be consequences
     context_length = context_of(job, None if model is None else model.max_context)
     recorded = RecordedLayout() if began is None else began.layout
     problems += _node_problems(job, nodes, recorded, operator)
-    nodes = _expected(nodes, operator)
+    nodes = _expected_nodes(nodes, operator)
     request = Request(
         job,
         tuple(nodes),
@@ -210,7 +222,7 @@ async def prepare(
     problems += [*cluster.problems, *lacking, *resource_problems(operator.jobs, cluster.placement.bundles)]
     problems += folder_problems(runs)
     if model is not None and plan is not None:
-        # Engines and ranks will be on the nodes that a job waits for.
+        # Engines and ranks will run on the nodes for which the job waits.
         space, one_node = free or Free.measured(runs), len(nodes) < 2 and not waits
         parameters = model.shape.trained(cluster.placement.lora)
         written = 0 if began is None else began.num_checkpoints
@@ -265,28 +277,28 @@ async def prepare(
 
 
 def with_card(job: JobSpec, folder: ModelFolder) -> JobSpec:
-    """Return the job with the values of its model's card for the `model_options` that the job does not set."""
+    """Return the job with `model_options` that it does not set filled in from its model's card."""
     card = folder.card
-    if not isinstance(card, ModelCard):  # there is none, or it is a problem of the model
+    if not isinstance(card, ModelCard):  # the card is missing, or the check of the model reports it
         return job
     effort = job.method.reinforcement and job.reinforcement.hyperparameters.reasoning_effort
-    if effort not in (None, "default"):  # it sets these switches itself
+    if effort not in (None, "default"):  # the effort sets these template arguments
         card = card.without_arguments(SWITCHES)
     return job.model_copy(update={"model_options": card.fill_in(job.model_options)})
 
 
-def _expected(nodes: Sequence[Node], operator: Operator) -> Sequence[Node]:
-    """The live nodes, and those that join on demand."""
+def _expected_nodes(nodes: Sequence[Node], operator: Operator) -> Sequence[Node]:
+    """Return the live nodes and the nodes that join on demand."""
     return with_joining(nodes, operator.nodes) if operator.wait_for_nodes_s else nodes
 
 
 def _node_problems(job: JobSpec, nodes: Sequence[Node], recorded: RecordedLayout, operator: Operator) -> list[Problem]:
-    """A problem if it is not known whether the job will have GPUs, because the nodes for it join on demand."""
+    """Return a problem if it is unknown whether the job will have GPUs, because its nodes join on demand."""
     is_open = job.cluster.engine_gpus == "auto" and recorded.engine_gpus is None
     if not is_open or operator.nodes or not operator.wait_for_nodes_s or any(node.gpus for node in nodes):
         return []
-    message = "auto cannot choose a layout: nodes join on demand, and none with GPUs is there yet"
-    remedy = "the operator lists the cluster's nodes in nodes of the configuration; or set it to 1, or to 0 for CPUs"
+    message = "auto cannot choose a layout: nodes join on demand, and no node with GPUs has joined yet"
+    remedy = "set it to 1, or to 0 for CPUs; or the operator lists the cluster's nodes in `nodes` of the configuration"
     return [Problem("unknown_nodes", "cluster.engine_gpus", message, remedy)]
 
 
@@ -296,10 +308,10 @@ def _stop_time(num_parameters: int, runs: Path) -> StopTime | None:
 
 
 def _long_stop(stop: StopTime) -> str:
-    speed = f"{size(stop.write_bytes_per_s)} a second, measured"
+    speed = f"{size(stop.write_bytes_per_s)} per second, measured"
     return (
-        f"a stop takes longer than {PROMPT_S:g} s: the update in progress, then about {stop.checkpoint_s:.0f} s for a "
-        f"checkpoint of {size(stop.checkpoint_bytes)} ({speed}); whatever stops this run must wait so long"
+        f"stopping this run takes longer than {PROMPT_S:g} s: the update in progress, then about "
+        f"{stop.checkpoint_s:.0f} s for a checkpoint of {size(stop.checkpoint_bytes)} ({speed}); do not kill it sooner"
     )
 
 
@@ -310,13 +322,13 @@ def _slow_checkpoints(stop: StopTime, cost: StepCost | None, job: JobSpec) -> It
 
 
 def _as_warning(problem: Problem) -> str:
-    return f"{problem.place}: {problem.message}; a new job would be refused, this one continues"
+    return f"{problem.place}: {problem.message}; a new job would be refused, but this one continues"
 
 
 async def _sandbox_problems(
     reinforcement: Reinforcement, operator: Operator, check: Callable[[Operator], Awaitable[None]] = check_sandbox
 ) -> list[Problem]:
-    """A problem if a python grader finds no working sandbox on a node for such graders, or else on this one."""
+    """Return a problem if python graders have no working sandbox on their nodes, or on this node if they have none."""
     python = [field for field, spec in graders_of(reinforcement) if isinstance(spec, PythonGrader)]
     if not python:
         return []
@@ -325,14 +337,14 @@ async def _sandbox_problems(
     except UserError as error:
         return [Problem("no_sandbox", python[0], error.problem, error.remedy)]
     except GraderFailed as error:
-        message = f"there is no node for python graders: {error.message}"
+        message = f"no node can run python graders: {error.message}"
         return [Problem("no_free_resources", python[0], message, NODE_REMEDY)]
     return []
 
 
 def _engine_problems(job: JobSpec) -> list[Problem]:
-    """A problem if vLLM is missing."""
+    """Return a problem if vLLM is not installed."""
     if find_spec("vllm") is None:
-        remedy = "pip install 'agent-rft[cpu]', or 'agent-rft[gpu]' where there are GPUs"
+        remedy = "run `pip install 'agent-rft[cpu]'`, or with GPUs `pip install 'agent-rft[gpu]'`"
         return [Problem("no_engine", "cluster", "vLLM, which runs the rollouts, is not installed", remedy)]
     return []

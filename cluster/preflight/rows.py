@@ -1,4 +1,4 @@
-"""The rows of a job's files, checked against its tools, its graders and the context."""
+"""Checks of the rows of a job's files against its tools, its graders and the context length."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from agent_rft.spec.schemas.json_schema import schema_mistake
 from agent_rft.types import Task
 
 MIN_ANSWER_TOKENS = 16
-"""A prompt must leave at least this many tokens of the context for the answer."""
+"""Minimum number of tokens that a prompt must leave for the answer."""
 SHOWN_CHARS = 40
-"""The beginning of a message that must be in the prompt; a template may strip its end."""
-SIZE_REMEDY = "shorten the row: keep large values in a file that tools and graders read, and an id of them in the row"
+"""Length of the beginning of a message that must be in the prompt; a template may strip the end."""
+SIZE_REMEDY = "shorten the row: move large values to a file that tools and graders read, and put an id in the row"
 ROWS_AT_ONCE = 200
-"""Rows between two chances for the event loop to handle a signal."""
+"""Rows to check before yielding to the event loop, which handles signals."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A row of one of the job's files; `field` is the job field that names the file."""
+    """Row of one of the job's files. `field` is the job field that names the file."""
 
     field: str
     file: str
@@ -51,7 +51,10 @@ class JobRow:
 
 
 def read_files(job: JobSpec) -> tuple[dict[str, list[Task]], list[Problem]]:
-    """The valid rows of each file by its field in the job (none for a file that is not given), and the bad lines."""
+    """Return the valid rows of each file by its field in the job, and the problems of the other lines.
+
+    A file that the job does not name has no rows.
+    """
     files: dict[str, list[Task]] = {}
     problems: list[Problem] = []
     for name in FILES:
@@ -63,16 +66,16 @@ def read_files(job: JobSpec) -> tuple[dict[str, list[Task]], list[Problem]]:
 
 
 def rows_of(job: JobSpec, files: Mapping[str, Sequence[Task]]) -> list[JobRow]:
-    """The rows of all files, in order."""
+    """Return the rows of all files, in order."""
     return [JobRow(name, Path(getattr(job, name)).name, task) for name, tasks in files.items() for task in tasks]
 
 
 def tool_problems(reinforcement: Reinforcement, rows: Sequence[JobRow]) -> list[Problem]:
-    """Rows that offer a tool without a server, or a tool whose schema is invalid."""
+    """Return problems of rows that offer a tool without a server or with an invalid schema."""
     problems = []
     served = {tool.name for tool in reinforcement.tools}
-    grammar = reinforcement.response_format is not None  # which also holds the calls
-    mistakes: dict[str, SchemaMistake | None] = {}
+    grammar = reinforcement.response_format is not None  # the grammar includes the schemas of calls
+    errors: dict[str, SchemaMistake | None] = {}
     for row in rows:
         for i, tool in enumerate(row.task.tools):
             function = tool["function"]
@@ -85,16 +88,19 @@ def tool_problems(reinforcement: Reinforcement, rows: Sequence[JobRow]) -> list[
                 key = json.dumps(schema, sort_keys=True)
             except RecursionError:
                 key = "nested too deep"
-            if key not in mistakes:
-                mistakes[key] = schema_mistake(schema, grammar=grammar)
-            if (mistake := mistakes[key]) is not None:
+            if key not in errors:
+                errors[key] = schema_mistake(schema, grammar=grammar)
+            if (error := errors[key]) is not None:
                 where = f".tools[{i}].function.parameters"
-                problems.append(row.problem(mistake.code, where, str(mistake), mistake.remedy))
+                problems.append(row.problem(error.code, where, str(error), error.remedy))
     return problems
 
 
 def size_problems(reinforcement: Reinforcement, rows: Sequence[JobRow]) -> list[Problem]:
-    """Rows that are too large for the requests to tools, sessions and endpoint graders: each of them has its row."""
+    """Return problems of rows that are too large for requests to tools, sessions and endpoint graders.
+
+    Each of these requests contains its row.
+    """
     session = reinforcement.session
     always = (session is not None and session.start_url is not None) or any(
         isinstance(spec, EndpointGrader) for _, spec in graders_of(reinforcement)
@@ -103,15 +109,15 @@ def size_problems(reinforcement: Reinforcement, rows: Sequence[JobRow]) -> list[
     for row in rows:
         if (always or row.task.tools) and (size := len(json_body(row.task.item))) > MAX_ROW_BYTES:
             message = (
-                f"the row takes {size:,} bytes, but at most {MAX_ROW_BYTES:,} are allowed: each request has its row, "
-                f"and a call with its arguments at most {MAX_REQUEST_BYTES:,}"
+                f"the row has {size:,} bytes, but at most {MAX_ROW_BYTES:,} are allowed: each request contains its "
+                f"row, and a request with the arguments of a call has at most {MAX_REQUEST_BYTES:,}"
             )
             problems.append(row.problem("row_too_large", "", message, SIZE_REMEDY))
     return problems
 
 
 def value_problems(reinforcement: Reinforcement, rows: Sequence[JobRow]) -> list[Problem]:
-    """Rows that lack a value which a grader's template reads, or have too long ones: none could be graded."""
+    """Return problems of rows that cannot be graded: a value that a grader's template reads is missing or too long."""
     templates = [
         (f"{field}.{name}", template)
         for field, spec in graders_of(reinforcement)
@@ -130,8 +136,8 @@ def value_problems(reinforcement: Reinforcement, rows: Sequence[JobRow]) -> list
                     problems.append(row.problem("row_too_large", "", error.message, SIZE_REMEDY))
                 elif str(error.details["path"]).startswith("item"):
                     remedy = "add the value to the row, or fix the grader's template"
-                    what = error.message.removesuffix(f" [{INVALID_VARIABLE}]")
-                    problems.append(row.problem("missing_value", "", what, remedy))
+                    message = error.message.removesuffix(f" [{INVALID_VARIABLE}]")
+                    problems.append(row.problem("missing_value", "", message, remedy))
     return problems
 
 
@@ -143,7 +149,10 @@ async def length_problems(
     conversations: bool,
     tools_in_prompt: bool = True,
 ) -> list[Problem]:
-    """Rows whose prompt (with `conversations`: each sample) does not fit the context or cannot be rendered whole."""
+    """Return problems of rows whose prompt does not fit in the context or cannot be rendered completely.
+
+    With `conversations`, each sample of a row is checked instead of its prompt.
+    """
     problems: list[Problem] = []
     for i, row in enumerate(rows):
         if i % ROWS_AT_ONCE == 0:
@@ -157,24 +166,24 @@ async def length_problems(
                 text = renderer.rendered(messages, tools, generate=True)
                 length = len(renderer.encode(text)) + MIN_ANSWER_TOKENS
         except RenderFailed as error:
-            if error.code == "template_too_costly":  # perhaps for each row, so no other is rendered
+            if error.code == "template_too_costly":  # every row may take this long, so stop here
                 return [*problems, row.problem(error.code, ".messages", error.problem, error.remedy)]
             problems.append(row.problem("unrenderable_row", ".messages", error.problem, "fix the row or the template"))
             continue
-        except Exception as error:  # noqa: BLE001 - the rest of rendering is not the template's
+        except Exception as error:  # noqa: BLE001 - encoding and splitting into samples raise many types
             message = f"the chat template cannot render the row: {type(error).__name__}: {error}"
             problems.append(row.problem("unrenderable_row", ".messages", message, "fix the row"))
             continue
-        problems += _lacking(row, text, tools_in_prompt)
+        problems += _missing_in_prompt(row, text, tools_in_prompt)
         if length > context_length:
-            message = f"the row takes {length} tokens, the context holds {context_length}"
+            message = f"the row needs {length} tokens, but the context has {context_length}"
             remedy = "shorten the row or raise cluster.context_length"
             problems.append(row.problem("row_too_long", ".messages", message, remedy))
     return problems
 
 
-def _lacking(row: JobRow, text: str, tools_in_prompt: bool) -> list[Problem]:
-    """What the text of a row's prompt does not show: tools, or messages of others than the model."""
+def _missing_in_prompt(row: JobRow, text: str, tools_in_prompt: bool) -> list[Problem]:
+    """Return a problem if a row's tools, or messages not written by the model, are missing in the prompt's `text`."""
     names = [tool["function"]["name"] for tool in row.task.tools]
     if tools_in_prompt and (missing := [name for name in names if name not in text]):
         message = f"the prompt does not show the tool{'s' * (len(missing) > 1)} {', '.join(missing)}"
@@ -184,7 +193,7 @@ def _lacking(row: JobRow, text: str, tools_in_prompt: bool) -> list[Problem]:
         if given["role"] in ("assistant", "tool") or not isinstance(content, str):
             continue
         if content.strip()[:SHOWN_CHARS] not in text:
-            message = f"the prompt does not show this message, of the role {given['role']}"
+            message = f"the prompt does not show this message with the role {given['role']}"
             remedy = "change the role or the text of the message, or use another template"
             return [row.problem("message_not_in_prompt", f".messages[{i}]", message, remedy)]
     return []

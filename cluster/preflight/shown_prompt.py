@@ -1,4 +1,4 @@
-"""What the model sees of a job's first row: the text of its prompt, or of a conversation with what is trained."""
+"""Preview of the first training row as the model reads it: its prompt, or its conversation with the trained parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ from agent_rft.spec.job import JobSpec
 
 @dataclass(frozen=True, slots=True)
 class ShownPrompt:
-    """`samples` are texts in order, each with whether it is trained; those of a reinforcement job's prompt are not."""
+    """Prompt or conversation of a row as text.
+
+    `samples` are samples in pieces of (text, is trained). A reinforcement job has one sample, the prompt, without
+    trained pieces.
+    """
 
     dialect: Dialect
     end_tokens: tuple[str, ...]
@@ -29,7 +33,7 @@ class ShownPrompt:
 
 
 def first_prompt(job: JobSpec, folder: ModelFolder) -> ShownPrompt | None:
-    """Return what the model in `folder` sees of the training file's first row; None if one of them cannot be read.
+    """Return the first row of the training file as the model in `folder` reads it; None if row or model is unreadable.
 
     Raises:
         UserError: The template cannot render the row.
@@ -44,7 +48,7 @@ def first_prompt(job: JobSpec, folder: ModelFolder) -> ShownPrompt | None:
         try:
             samples = samples_of(renderer, task.messages, task.tools)
         except ValueError as error:
-            raise UserError(f"the first row cannot be rendered: {error}; fix the row or the chat template") from None
+            raise UserError(f"cannot render the first row: {error}; fix the row or the chat template") from None
     else:
         prompt = renderer.prompt(task.messages, task.tools)
         samples = [Sample(prompt, [False] * len(prompt))]
@@ -54,7 +58,7 @@ def first_prompt(job: JobSpec, folder: ModelFolder) -> ShownPrompt | None:
 
 
 def _texts(renderer: Renderer, sample: Sample) -> tuple[tuple[str, bool], ...]:
-    """A sample's text in pieces that are trained as a whole or not at all."""
+    """Return a sample's text in pieces, each either trained or not."""
     tokens: Sequence[tuple[int, bool]] = list(zip(sample.token_ids, sample.mask, strict=True))
     return tuple(
         (renderer.tokenizer.decode([token for token, _ in group], skip_special_tokens=False), trained)

@@ -1,4 +1,4 @@
-"""The disk space and shared memory that a run needs where it writes."""
+"""Checks of the disk space and shared memory that a run needs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from agent_rft.spec.plan import Plan
 from agent_rft.trainer.learner.sizes import STATE_BYTES
 from agent_rft.trainer.loop.checkpoint import KEEP_BEST
 
-NUM_WHOLE = 2
-"""Checkpoints with the optimizer's state: the last one and the one being written. The best ones have weights only."""
+NUM_FULL = 2
+"""Maximum number of checkpoints with optimizer state: the last one and the one being written. Others have no state."""
 SAMPLE_BYTES = 64 << 20
 SAMPLE_S = 0.5
 MIN_FREE_DISK_BYTES = 64 << 20
@@ -27,7 +27,7 @@ SHM = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Free bytes where the run will write. `shm_bytes` is None without shared memory."""
+    """Free bytes on the disk of the run folders and in shared memory. `shm_bytes` is None without shared memory."""
 
     disk_bytes: int
     shm_bytes: int | None
@@ -39,15 +39,16 @@ class Free:
 
 
 def write_speed(runs: Path, checkpoint_bytes: int, now: Callable[[], float] = time.perf_counter) -> float | None:
-    """Bytes a second that reach the disk of `runs`: a small file is written there, and removed; None if it cannot be.
+    """Measure the write speed of the disk of `runs` in bytes per second; None if no file can be written there.
 
-    It is at most a sixteenth of a checkpoint, and half a second; a disk's or a network's buffers may still flatter it.
+    Writes a temporary file, for at most half a second and at most a sixteenth of a checkpoint. Buffers of the disk or
+    the network may make the result too high.
     """
-    piece, wanted = os.urandom(1 << 20), min(SAMPLE_BYTES, checkpoint_bytes // 16)
+    piece, target = os.urandom(1 << 20), min(SAMPLE_BYTES, checkpoint_bytes // 16)
     written, began = 0, now()
     try:
         with tempfile.TemporaryFile(dir=_existing(runs)) as file:
-            while not written or (written < wanted and now() - began < SAMPLE_S):
+            while not written or (written < target and now() - began < SAMPLE_S):
                 written += file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
@@ -57,7 +58,7 @@ def write_speed(runs: Path, checkpoint_bytes: int, now: Callable[[], float] = ti
 
 
 def folder_problems(runs: Path) -> list[Problem]:
-    """A problem if run folders cannot be created in `runs`."""
+    """Return a problem if run folders cannot be created in `runs`."""
     folder = _existing(runs)
     if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
         return []
@@ -76,38 +77,46 @@ def space_problems(
     num_written: int = 0,
     num_copied: int = 0,
 ) -> list[Problem]:
-    """Too little disk for checkpoints, or too little shared memory for copies of the weights.
+    """Return problems of too little disk space for checkpoints or too little shared memory for copies of the weights.
 
-    Disk holds the checkpoints that are kept and the one being written; `num_written` are there already, one of them
-    with the optimizer's state. `num_copied` whole ones stay longer, since they are being copied elsewhere. A run that
-    has no learner has neither checkpoints nor weights to transfer. Shared memory is checked with `one_node` only: that
-    of other nodes is not visible here.
+    The disk holds the retained checkpoints and the one being written. A run without a learner has neither checkpoints
+    nor weights to transfer.
+
+    Args:
+        num_parameters: Number of trained parameters.
+        plan: The job's numbers of steps and validations.
+        placement: The job's engines and learner ranks.
+        runs: Folder of the run folders.
+        free: Free space.
+        one_node: Whether all processes run on this node. Otherwise shared memory is not checked.
+        num_written: Number of existing checkpoints, one of them with optimizer state.
+        num_copied: Number of checkpoints with optimizer state that stay longer, because they are being uploaded.
     """
     problems = []
     trains = placement.learner_ranks > 0
-    whole = min(NUM_WHOLE, plan.steps) if trains else 0
-    best = min(KEEP_BEST, math.ceil(plan.steps / plan.eval_interval), plan.steps - whole) if trains else 0
+    full = min(NUM_FULL, plan.steps) if trains else 0
+    best = min(KEEP_BEST, math.ceil(plan.steps / plan.eval_interval), plan.steps - full) if trains else 0
     if num_written:
-        whole, best = min(whole, 1), max(0, best - (num_written - 1))
-    whole += min(num_copied, max(0, plan.steps - whole - best)) if trains else 0
-    checkpoints = whole + best
-    per_parameter = checkpoints * placement.bytes_per_weight + whole * STATE_BYTES
+        full, best = min(full, 1), max(0, best - (num_written - 1))
+    full += min(num_copied, max(0, plan.steps - full - best)) if trains else 0
+    checkpoints = full + best
+    per_parameter = checkpoints * placement.bytes_per_weight + full * STATE_BYTES
     disk = num_parameters * per_parameter + MIN_FREE_DISK_BYTES
     if free.disk_bytes < disk:
-        what = f"{checkpoints} checkpoint{'s' * (checkpoints > 1)}" if trains else "traces"
-        message = f"{size(free.disk_bytes)} are free on the disk of {runs}, {what} may take {size(disk)}"
+        content = f"{checkpoints} checkpoint{'s' * (checkpoints > 1)}" if trains else "traces"
+        message = f"{size(free.disk_bytes)} are free on the disk of {runs}, but {content} may take {size(disk)}"
         problems.append(Problem("disk_full", "--runs", message, "free some space or choose another folder with --runs"))
     # One copy of the weights is in Ray's object store, and one on its way into each engine.
     shm = trains * (1 + placement.engines) * placement.bytes_per_weight * num_parameters
     shm += MANY_GPUS_SHM_BYTES if placement.engine_gpus > 1 else 0
     if one_node and (free.shm_bytes or 0) < shm:
-        available = "there is no shared memory" if free.shm_bytes is None else f"{size(free.shm_bytes)} are free"
-        message = f"{available} in {SHM}, copies of the weights take {size(shm)}"
+        available = "no shared memory exists" if free.shm_bytes is None else f"{size(free.shm_bytes)} are free"
+        message = f"{available} in {SHM}, but copies of the weights take {size(shm)}"
         remedy = f"enlarge {SHM} (in a container: --shm-size={math.ceil(shm / 2**30)}g)"
         problems.append(Problem("no_shared_memory", "cluster", message, remedy))
     return problems
 
 
 def _existing(path: Path) -> Path:
-    """The path itself or its nearest parent that exists."""
+    """Return the path if it exists, else its nearest existing parent."""
     return next(folder for folder in (path, *path.resolve().parents) if folder.exists())

@@ -1,6 +1,6 @@
-"""The checks of a job that read files only: no model library is imported, no cluster started, no endpoint called.
+"""Offline checks of a job: they only read files, import no model library, start no cluster and call no endpoint.
 
-While a job's form has mistakes, this is all that is checked, so that they are reported in a second.
+If the job file itself has errors, no other checks run, so that errors are reported within a second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHOWN_PER_KIND = 10
 
 
 def static_problems(job: JobSpec, folder: ModelFolder, operator: Operator) -> list[Problem]:
-    """What is wrong with a job's data files, model folder, tools and graders."""
+    """Return the problems of a job's data files, model folder, tools and graders."""
     files, problems = read_files(job)
     model, bad = read_sizes(folder)
     problems += bad
@@ -34,7 +34,7 @@ def static_problems(job: JobSpec, folder: ModelFolder, operator: Operator) -> li
 
 
 def method_problems(reinforcement: Reinforcement, rows: Sequence[JobRow], operator: Operator) -> list[Problem]:
-    """What is wrong with tools, sessions and graders, by themselves and for these rows; nothing is called."""
+    """Return the problems of tools, sessions and graders, alone and with these rows; nothing is called."""
     return [
         *tool_problems(reinforcement, rows),
         *size_problems(reinforcement, rows),
@@ -44,49 +44,49 @@ def method_problems(reinforcement: Reinforcement, rows: Sequence[JobRow], operat
 
 
 def invalid_job(problems: Sequence[Problem]) -> InvalidJob:
-    """The error that lists all problems of a job."""
-    mistakes = _merged(problems)
-    return InvalidJob(f"the job has {len(mistakes)} problem{'s' * (len(mistakes) != 1)}", _shortened(mistakes))
+    """Return the error that lists all problems of a job."""
+    merged = _merge_rows(problems)
+    return InvalidJob(f"the job has {len(merged)} problem{'s' * (len(merged) != 1)}", _shorten(merged))
 
 
 @dataclass(frozen=True, slots=True)
-class _Mistake:
-    """A problem, and the lines of all rows that have it."""
+class _Merged:
+    """Problem with the lines of all rows that have it."""
 
     problem: Problem
     lines: list[int]
 
     @property
-    def of_its_rows(self) -> Problem:
+    def with_rows(self) -> Problem:
         several = self.problem.field.startswith(FILES) and len(set(self.lines)) > 1
         return replace(self.problem, rows=ranges(self.lines)) if several else self.problem
 
 
-def _merged(problems: Iterable[Problem]) -> list[_Mistake]:
-    """The problems, where the same problem of many rows is one, since it has one cause."""
-    merged: dict[tuple[str, ...] | int, _Mistake] = {}
+def _merge_rows(problems: Iterable[Problem]) -> list[_Merged]:
+    """Merge equal problems of several rows into one, because they have one cause."""
+    merged: dict[tuple[str, ...] | int, _Merged] = {}
     for number, problem in enumerate(problems):
         of_row = problem.line is not None and problem.field.startswith(FILES)
         same = (problem.code, _without_indexes(problem.field), problem.message) if of_row else number
-        merged.setdefault(same, _Mistake(problem, [])).lines.extend([problem.line] if problem.line is not None else [])
+        merged.setdefault(same, _Merged(problem, [])).lines.extend([problem.line] if problem.line is not None else [])
     return list(merged.values())
 
 
-def _shortened(mistakes: Iterable[_Mistake]) -> list[Problem]:
-    """At most SHOWN_PER_KIND problems of one code and field, followed by one that counts the others."""
-    kinds: dict[tuple[str, str], list[_Mistake]] = {}
+def _shorten(merged: Iterable[_Merged]) -> list[Problem]:
+    """Return at most SHOWN_PER_KIND problems per code and field, and a problem that counts the others."""
+    kinds: dict[tuple[str, str], list[_Merged]] = {}
     shown: list[Problem] = []
-    for mistake in mistakes:
-        kind = kinds.setdefault((mistake.problem.code, _without_indexes(mistake.problem.field)), [])
-        kind.append(mistake)
+    for each in merged:
+        kind = kinds.setdefault((each.problem.code, _without_indexes(each.problem.field)), [])
+        kind.append(each)
         if len(kind) <= SHOWN_PER_KIND:
-            shown.append(mistake.of_its_rows)
+            shown.append(each.with_rows)
     for (_, where), kind in kinds.items():
         if others := kind[SHOWN_PER_KIND:]:
-            lines = [line for mistake in others for line in mistake.lines]
+            lines = [line for each in others for line in each.lines]
             message = f"and {len(others)} more of this kind"
-            rest = replace(others[0].problem, field=where, message=message, remedy="fix them likewise")
-            shown.append(_Mistake(rest, lines).of_its_rows)
+            rest = replace(others[0].problem, field=where, message=message, remedy="fix them in the same way")
+            shown.append(_Merged(rest, lines).with_rows)
     return shown
 
 
@@ -95,10 +95,10 @@ def _without_indexes(field: str) -> str:
 
 
 def check_gradable(job: JobSpec, file: str) -> None:
-    """Check that a job has a grader, and this file to grade.
+    """Check that a job has a grader, and the data file that is to be graded.
 
     Raises:
-        InvalidJob: It has not.
+        InvalidJob: The job is supervised, or `file` is not a file field that the job sets.
     """
     if job.method.type == "supervised":
         message, remedy = "a supervised job has no grader", "use a job whose method is reinforcement"

@@ -1,4 +1,5 @@
-"""The Ray cluster: connecting to or starting one, reserving a job's resources, the Ray job's status message.
+"""Ray cluster: connecting to it or starting it, reserving a job's resources, and the Ray job's status message.
 
-Only `ray_internals` uses undocumented parts of Ray. No training, no stores, no planning: a placement is given to it.
+Only `ray_internals` uses undocumented parts of Ray. This package does not train, store or plan; its callers pass the
+placement.
 """

@@ -1,4 +1,4 @@
-"""The drivers of training runs on the cluster, found by the learner ranks that they own."""
+"""Drivers of training runs on the cluster, found by the learner ranks that they own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agent_rft.cluster.ray_cluster.seats import RANK_NAME
 
 
 class Driver(NamedTuple):
-    """A run's driver: its job in Ray, its node and its process there."""
+    """Driver of a run: its Ray job id, its node and its process id."""
 
     job: str
     node: str
@@ -18,12 +18,12 @@ class Driver(NamedTuple):
 
 
 def drivers_on(node: str) -> set[Driver]:
-    """The drivers of runs that have their driver or a rank on this node."""
+    """Return the drivers of runs that have their driver or a learner rank on this node."""
     return drivers_of(node, actor_rows(), job_rows())
 
 
 def drivers_of(node: str, actors: Iterable[Row], jobs: Iterable[Row]) -> set[Driver]:
-    """As `drivers_on`, from Ray's tables of actors and jobs."""
+    """Return the drivers of runs on a node, as `drivers_on` does, from Ray's tables of actors and jobs."""
     pids = {job["JobID"]: job["DriverPid"] for job in jobs if not job["IsDead"]}
     return {
         Driver(actor["JobID"], actor["OwnerAddress"]["NodeID"], pids[actor["JobID"]])
@@ -36,6 +36,6 @@ def drivers_of(node: str, actors: Iterable[Row], jobs: Iterable[Row]) -> set[Dri
 
 
 def without_ended(drivers: set[Driver]) -> set[Driver]:
-    """The drivers that have not disconnected from Ray."""
+    """Return the drivers that are still connected to Ray."""
     ended = {job["JobID"] for job in job_rows() if job["IsDead"]}
     return {driver for driver in drivers if driver.job not in ended}

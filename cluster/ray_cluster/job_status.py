@@ -1,7 +1,7 @@
-"""The Ray job that this process runs in, if any: its status message, its end, and how long `ray job stop` waits.
+"""Status message and final status of the Ray job that this process runs in, and the wait time of `ray job stop`.
 
-The message is shown by the dashboard and `ray job list`. Outside a submitted Ray job all of this does nothing, and what
-cannot be written is dropped.
+The dashboard and `ray job list` show the message. Outside a submitted Ray job, nothing is written. Failed writes are
+ignored.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from agent_rft.run_events import RunEvent
 
 WRITE_TIMEOUT_S = 10
 REFUSED = 2
-"""The exit code of an invalid job."""
+"""Exit code of an invalid job."""
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 NEEDED_TO_STOP_S = 60
-"""If it is not known how long a checkpoint takes."""
+"""Minimum wait for a stop. If the time of a checkpoint is unknown, this is the wait."""
 RAYS_STOP_WAIT_S = 3
 """Ray's default time between SIGTERM and SIGKILL when it stops a driver."""
 
 RAYS_COPIES = "working_dir_files"
 
 PASSING = {"tool_failed", "grader_failed", "session_failed", "no_free_resources", "no_cluster"}
-"""Problem codes of what may be gone at the next try: an endpoint that does not answer yet, or no room."""
+"""Codes of problems that may be gone at the next try, such as an endpoint that does not respond yet."""
 
 
 def submission_id(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The submission id of the Ray job whose entry point this process is; None outside a Ray job."""
+    """Return the submission id of the Ray job whose entry point this process is; None outside a Ray job."""
     found: str | None = submitted_job(environment).get("metadata", {}).get("job_submission_id")
     return found
 
 
 def stop_warning(stop: StopTime | None, environment: Mapping[str, str] = os.environ) -> str | None:
-    """A warning if `ray job stop` would kill this process before its checkpoint is written, else None."""
+    """Return a warning if `ray job stop` would kill this process before its checkpoint is written, else None."""
     wait_s = int(environment.get(STOP_WAIT, RAYS_STOP_WAIT_S))
     needed_s = NEEDED_TO_STOP_S if stop is None else max(NEEDED_TO_STOP_S, stop.wait_s)
     if submission_id(environment) is None or wait_s >= needed_s:
@@ -54,9 +54,10 @@ def stop_warning(stop: StopTime | None, environment: Mapping[str, str] = os.envi
 
 
 def refuse_for_good(error: InvalidJob | MadeBefore, environment: Mapping[str, str] = os.environ) -> None:
-    """End this process's Ray job as STOPPED, which KubeRay does not retry, unless a further try may succeed.
+    """Set the status of this process's Ray job to STOPPED, so that KubeRay does not retry it.
 
-    Ray's own end of the job, as FAILED, then comes too late to change it. If Ray does not answer, the job is retried.
+    Does nothing if the next try may succeed. Ray sets the status FAILED later, which does not replace STOPPED. If Ray
+    does not respond, KubeRay retries the job.
     """
     job, problems = submission_id(environment), error.problems if isinstance(error, InvalidJob) else []
     if job is None or (problems and all(problem.code in PASSING for problem in problems)):
@@ -72,7 +73,7 @@ def refuse_for_good(error: InvalidJob | MadeBefore, environment: Mapping[str, st
 
 
 def folder_warning(run: Path) -> str | None:
-    """A warning if the run folder is in Ray's copy of `--working-dir`, else None."""
+    """Return a warning if the run folder is in Ray's copy of `--working-dir`, else None."""
     if RAYS_COPIES not in run.resolve().parts:
         return None
     remedy = "give --runs or --run-folder as an absolute path outside of it"
@@ -80,7 +81,7 @@ def folder_warning(run: Path) -> str | None:
 
 
 class RayJobStatus:
-    """A Sink that keeps the status message of our own Ray job: `RUN: step 3 of 15, reward 0.42`."""
+    """Sink that updates the status message of this process's Ray job, such as `RUN: step 3 of 15, reward 0.42`."""
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -91,14 +92,14 @@ class RayJobStatus:
     def event(self, event: RunEvent) -> None:
         match event.event:
             case PhaseBegan(quiet=False):
-                self._say(event.message)
+                self._set_message(event.message)
             case StepDone(metrics=metrics, total_steps=total_steps):
                 numbers = [("reward", "train_mean_reward"), ("loss", "loss")]
                 shown = [f"{label} {metrics[name]:.3f}" for label, name in numbers if name in metrics][:1]
-                self._say(", ".join([f"step {event.step} of {total_steps}", *shown]))
+                self._set_message(", ".join([f"step {event.step} of {total_steps}", *shown]))
 
     def close(self) -> None:
-        """Does nothing; call `ended` to stop writing."""
+        """Do nothing. Call `ended` to stop writing."""
 
     async def ended(self) -> None:
         """Stop writing, so that Ray's own final message is not overwritten."""
@@ -106,8 +107,8 @@ class RayJobStatus:
             self._writing.cancel()
             await asyncio.wait({self._writing})
 
-    def _say(self, text: str) -> None:
-        """Write the message; while another one is being written, the newest waits and replaces older ones."""
+    def _set_message(self, text: str) -> None:
+        """Write a message. While another message is being written, only the newest one waits."""
         if self._job is None:
             return
         self._text = str(plain(f"{self._run}: {text}"))
@@ -120,5 +121,5 @@ class RayJobStatus:
             text, self._text = self._text, None
             try:
                 await client.put_status(job, JobStatus.RUNNING, message=text, timeout=WRITE_TIMEOUT_S)
-            except (RayError, RuntimeError):  # no answer, or the job is being stopped
+            except (RayError, RuntimeError):  # Ray does not respond, or the job is being stopped
                 return

@@ -1,4 +1,4 @@
-"""The machines of the cluster that we are connected to."""
+"""Live nodes of the cluster that this process is connected to."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ HEAD = "node:__internal_head__"
 
 
 def live_nodes() -> list[Node]:
-    """The nodes of the cluster that we are connected to, the head first.
+    """Return the nodes of the connected cluster, head first.
 
-    Each node with GPUs is asked for their memory, which Ray does not know. Nothing may be reserved for the job yet.
+    Queries each node with GPUs for their memory, which Ray does not report. Call it before anything is reserved for the
+    job, because reserved resources count as held by others.
     """
     return LiveNodes()()
 
 
 class LiveNodes:
-    """Reads the nodes as `live_nodes` does, and asks each node only once."""
+    """Reader of the live nodes, like `live_nodes`, that queries each node for its GPU memory only once."""
 
     def __init__(self) -> None:
         self._gpu_memory: dict[str, int | None] = {}
@@ -41,7 +42,7 @@ class LiveNodes:
 
 def _live(node: Mapping[str, Any], gpu_memory: int | None, available: Mapping[str, float]) -> Node:
     resources, host = node["Resources"], node["NodeManagerHostname"]
-    # For other machines Ray knows only what was free when it started there.
+    # For other nodes, Ray reports only the memory that was free when it started there.
     store = resources.get("object_store_memory", 0.0)
     free = resources.get("memory", 0.0) + store
     return Node(
@@ -58,12 +59,12 @@ def _live(node: Mapping[str, Any], gpu_memory: int | None, available: Mapping[st
 
 def _ask_gpu_memory(node_id: str) -> Any:
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    # A process of its own: one that goes on to be an actor's must not have looked at GPUs before it is given one.
+    # A separate process (max_calls=1): one reused for an actor must not have queried GPUs before it gets its own.
     return ray.remote(num_cpus=0, max_calls=1)(gpu_memories).options(scheduling_strategy=there).remote()
 
 
 def _answer(ref: Any) -> int | None:
     try:
         return min(ray.get(ref, timeout=ASK_TIMEOUT_S), default=None)
-    except RayError:  # the node went, or is too busy to say
+    except RayError:  # the node died, or is too busy to respond
         return None

@@ -1,4 +1,4 @@
-"""A cluster of this machine keeps to itself: its processes listen on the loopback address, and its token is private."""
+"""Isolation of a local cluster: its processes listen only on the loopback address, and its token is private."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ from agent_rft.cluster.ray_cluster.ray_internals import loopback_allowed
 from agent_rft.errors import UserError
 
 TOKEN_FILE = Path(".ray") / "auth_token"
-"""Where Ray looks for its token, below the user's home."""
+"""Path of Ray's token file in the user's home folder."""
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "GLOO_SOCKET_IFNAME": "lo"}
-"""The first makes 127.0.0.1 Ray's address of this node, as it always is on macOS; then Ray listens only there. It would
-replace a 127.0.0.1 that it is given by another address. The second does the same for torch's process groups."""
+"""Variables that make 127.0.0.1 the node's address, so that Ray and torch's process groups listen only there.
+
+Without the first, Ray replaces an address of 127.0.0.1 by another one, except on macOS.
+"""
 LOOPBACK = "127.0.0.1,localhost"
 
 
 def loopback_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables with which processes listen on the loopback address only, and reach it without a proxy.
+    """Return environment variables with which processes listen only on the loopback address and use no proxy for it.
 
-    Ray's job client uses the proxy of the environment even for the cluster of this machine.
+    Otherwise Ray's job client would use the environment's proxy even for a local cluster.
     """
-    names = ("no_proxy", "NO_PROXY")  # the first is read instead of the second
+    names = ("no_proxy", "NO_PROXY")  # the first takes precedence
     name = next((name for name in names if environment.get(name)), names[-1])
     direct = environment.get(name, "")
-    if direct.strip() != "*":  # which means all only if it stands alone
+    if direct.strip() != "*":  # "*" means all hosts, but only without other entries
         direct = f"{direct},{LOOPBACK}" if direct else LOOPBACK
     return {variable: environment.get(variable, value) for variable, value in LOOPBACK_ONLY.items()} | {name: direct}
 
 
 @contextmanager
 def on_the_loopback() -> Iterator[None]:
-    """Within the block, what this process and its child processes start listens on the loopback address only."""
+    """Context manager in which processes that this one starts listen only on the loopback address."""
     environment = dict(os.environ)
     variables = loopback_variables(environment)
     os.environ |= variables
@@ -50,10 +52,10 @@ def on_the_loopback() -> Iterator[None]:
 
 
 def keep_token_private(home: str | None = None, environment: Mapping[str, str] = os.environ) -> None:
-    """Make sure that only the user reads Ray's token: a local run would make one that everybody may read.
+    """Ensure that only the user can read Ray's token. Ray itself would create a token that everybody can read.
 
     Raises:
-        UserError: The token is to be in the user's home, and there is none, or it cannot be written.
+        UserError: The user has no home folder for the token, or the token cannot be written.
     """
     if environment.get("RAY_AUTH_MODE") == "disabled" or "RAY_AUTH_TOKEN" in environment:
         return
@@ -74,4 +76,4 @@ def keep_token_private(home: str | None = None, environment: Mapping[str, str] =
             with suppress(FileExistsError):  # another command was faster
                 os.link(file.name, path)
     except OSError as error:
-        raise UserError(f"Ray's token {path} cannot be kept: {error.strerror}; {remedy}") from None
+        raise UserError(f"Ray's token {path} cannot be stored: {error.strerror}; {remedy}") from None

@@ -1,4 +1,4 @@
-"""The token of a local Ray cluster. Importing this module does not import Ray."""
+"""Token of a local Ray cluster. Importing this module does not import Ray."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import sys
 
 
 def set_own_token() -> None:
-    """Set a new token for the local cluster of this process, unless it has one already.
+    """Set a new token for this process's local cluster, unless the environment already has a token.
 
     Ray reads the variables when it is imported.
 
     Raises:
-        RuntimeError: Ray is imported already.
+        RuntimeError: Ray has already been imported.
     """
     if "ray" in sys.modules:
         raise RuntimeError("the token of a local cluster must be set before Ray is imported")

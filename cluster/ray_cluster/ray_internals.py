@@ -1,7 +1,7 @@
-"""Every use of an undocumented part of Ray goes through this module.
+"""All uses of undocumented parts of Ray.
 
-Each function names the upstream object that it uses, why it needs it, and what would make the function unnecessary.
-What `import ray` has not loaded is imported inside the functions.
+Each function names the upstream object that it uses, the reason, and what would make the function unnecessary. Modules
+that `import ray` does not load are imported inside the functions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ray._private.state import available_resources_per_node, state
 from ray.job_config import JobConfig
 
 Row = Mapping[str, Any]
-"""A row of Ray's tables, under Ray's own names."""
+"""Row of one of Ray's tables, with Ray's names of columns."""
 
 # -- the cluster -------------------------------------------------------------------------------------------------------
 
@@ -29,7 +29,7 @@ def free_resources() -> dict[str, dict[str, float]]:
     """Return the free resources of each node, by node id.
 
     Uses: `ray._private.state.available_resources_per_node`.
-    Why: `ray.available_resources` adds all nodes up.
+    Why: `ray.available_resources` returns only the sum of all nodes.
     Unnecessary once: `ray.nodes` contains the free resources.
     """
     free: dict[str, dict[str, float]] = available_resources_per_node()
@@ -40,7 +40,7 @@ def actor_rows() -> list[Row]:
     """Return the table of actors, including dead ones.
 
     Uses: `ray._private.state.state.actor_table`.
-    Why: `ray.util.state.list_actors` asks the dashboard, which a local cluster does not have.
+    Why: `ray.util.state.list_actors` needs the dashboard, which a local cluster does not have.
     Unnecessary once: list_actors works without a dashboard.
     """
     return list(state.actor_table(None).values())
@@ -50,7 +50,8 @@ def job_rows() -> list[Row]:
     """Return the table of jobs: each driver that is or was connected to the cluster.
 
     Uses: `ray._private.state.state.job_table`.
-    Why, and until when: as `actor_rows`, of `ray.util.state.list_jobs`.
+    Why: `ray.util.state.list_jobs` needs the dashboard, which a local cluster does not have.
+    Unnecessary once: list_jobs works without a dashboard.
     """
     return list(state.job_table())
 
@@ -69,10 +70,10 @@ def is_adding_nodes() -> bool:
 
 
 def store_value(key: str, value: str, namespace: bytes) -> None:
-    """Store a string in the cluster's key-value store; it replaces an earlier one.
+    """Store a string in the cluster's key-value store, replacing an earlier value.
 
     Uses: `ray.experimental.internal_kv`.
-    Why: an actor that stores it would take a process, and would end with its owner.
+    Why: an actor that stores it would need a process and would end with its owner.
     Unnecessary once: Ray documents a key-value store.
     """
     from ray.experimental.internal_kv import _internal_kv_put
@@ -81,9 +82,9 @@ def store_value(key: str, value: str, namespace: bytes) -> None:
 
 
 def stored_value(key: str, namespace: bytes) -> str | None:
-    """Return the string that `store_value` stored; None if there is none.
+    """Return the string that `store_value` stored; None if the key is missing.
 
-    Uses, why and until when: as `store_value`.
+    Uses: `ray.experimental.internal_kv`, like `store_value`.
     """
     from ray.experimental.internal_kv import _internal_kv_get
 
@@ -108,7 +109,7 @@ def job_server_url(address: str) -> str:
 
 
 def dashboard_address() -> str | None:
-    """Return host:port of the dashboard of the cluster that we are connected to; None if it has none.
+    """Return host:port of the connected cluster's dashboard; None if the cluster has no dashboard.
 
     Uses: `ray._private.worker.get_dashboard_url`.
     Why: `ray.init` returns the address only to the caller that connects first.
@@ -124,7 +125,7 @@ def loopback_allowed() -> Iterator[None]:
 
     Uses: `ray._private.ray_constants.ENABLE_RAY_CLUSTER`.
     Why: Ray reads RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER when it is imported, before the variable is set here.
-    Unnecessary once: `ray.init` takes the address to listen at.
+    Unnecessary once: `ray.init` has a parameter for the address to listen on.
     """
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
@@ -138,20 +139,20 @@ def loopback_allowed() -> Iterator[None]:
 
 
 def silence_other_processes() -> None:
-    """Keep the raylet's messages about each process that died out of this process's output.
+    """Suppress the raylet's messages about dead processes in this process's output.
 
     Uses: `ray._private.worker._worker_logs_enabled`.
-    Why: `log_to_driver=False` does not cover them; we report those that matter.
-    Unnecessary once: `log_to_driver=False` covers them.
+    Why: `log_to_driver=False` does not suppress them, and agent-rft reports the deaths that matter.
+    Unnecessary once: `log_to_driver=False` suppresses them.
     """
     ray._private.worker._worker_logs_enabled = False
 
 
 class _NoFolders(list[str]):
-    """A list to which Ray adds the folders that its workers search first."""
+    """List to which Ray tries to add the folders that its workers search first. It stays empty."""
 
     def extend(self, folders: Iterable[str]) -> None:
-        """Add none of them: they are the working directory and the folder of the command."""
+        """Ignore `folders`, the working directory and the folder of the command."""
 
 
 def leave_out_driver_path(config: JobConfig) -> None:
@@ -159,7 +160,7 @@ def leave_out_driver_path(config: JobConfig) -> None:
 
     Uses: `JobConfig._py_driver_sys_path`.
     Why: Ray puts the driver's working directory first on the path of each worker.
-    Unnecessary once: Ray has a setting for it.
+    Unnecessary once: Ray has a setting for this.
     """
     config._py_driver_sys_path = _NoFolders()
 
@@ -167,10 +168,10 @@ def leave_out_driver_path(config: JobConfig) -> None:
 def job_status_client(address: str | None = None) -> Any:
     """Return a client whose `put_status` changes the status of a submitted Ray job.
 
-    `address` is that of the cluster; None: the cluster that we are connected to.
+    `address` is the cluster's address; None for the cluster that this process is connected to.
 
     Uses: `JobInfoStorageClient`, `ray._raylet.GcsClient` and the `gcs_client` of the global worker.
-    Why: a job cannot change its own message or end otherwise; Ray's own job supervisor does the same.
+    Why: no other way lets a job change its message or final status; Ray's job supervisor does the same.
     Unnecessary once: JobSubmissionClient changes the status message of a job.
     """
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
@@ -185,11 +186,11 @@ def job_status_client(address: str | None = None) -> Any:
 
 
 def serve_is_running() -> bool:
-    """Whether Ray Serve runs in the cluster that we are connected to.
+    """Whether Ray Serve runs in the cluster that this process is connected to.
 
     Uses: `ray.serve.context._get_global_client`.
-    Why: `ray.serve.status` returns the same if Ray Serve does not run and if it has no proxies and applications.
-    Unnecessary once: the status differs.
+    Why: `ray.serve.status` returns the same status for no Ray Serve and for one without proxies and applications.
+    Unnecessary once: the status shows whether Ray Serve runs.
     """
     from ray.serve.context import _get_global_client
 
@@ -216,8 +217,8 @@ def ray_command() -> Sequence[str]:
     """Return the start of a command line that runs `ray` in this Python.
 
     Uses: the module `ray.scripts.scripts`.
-    Why: the program `ray` may be missing on the PATH, or be that of another environment, and `-P` keeps it from
-    importing a user's file of the working directory.
+    Why: the program `ray` may be missing on the PATH or belong to another environment. `-P` prevents imports of a
+    user's files from the working directory.
     Unnecessary once: `python -m ray` works.
     """
     return sys.executable, "-P", "-m", "ray.scripts.scripts"
@@ -227,7 +228,7 @@ def submitted_job(environment: Mapping[str, str]) -> Mapping[str, Any]:
     """Return the configuration of the Ray job whose entry point this process is; empty outside a Ray job.
 
     Uses: the environment variable RAY_JOB_CONFIG_JSON_ENV_VAR.
-    Why: `ray.get_runtime_context` has neither the submission id nor the runtime environment before `ray.init`.
+    Why: before `ray.init`, `ray.get_runtime_context` has neither the submission id nor the runtime environment.
     Unnecessary once: Ray documents how an entry point finds its job.
     """
     found: dict[str, Any] = json.loads(environment.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
@@ -235,7 +236,7 @@ def submitted_job(environment: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 def read_node_programs() -> None:
-    """Import the modules that the processes of a node import, and read the programs that it runs.
+    """Import the modules and read the programs that the processes of a node use, to load them from the disk.
 
     Uses: the modules of the dashboard and its agents; GCS_SERVER_EXECUTABLE and RAYLET_EXECUTABLE.
     Why: see `agent_rft.cluster.ray_cluster.read_ahead`.

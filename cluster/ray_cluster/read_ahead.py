@@ -1,8 +1,8 @@
-"""`python -m agent_rft.cluster.ray_cluster.read_ahead` reads what `ray start` runs from the disk before it starts.
+"""Command `python -m agent_rft.cluster.ray_cluster.read_ahead`: reads the files of `ray start` ahead of its start.
 
-`ray start` gives up if its node has not registered after 30 s, a constant of Ray (`raylet_start_wait_time_s`), and the
-node registers once its agents have started, which import some 2,000 files. A disk that is still cold took longer: all
-pods ended after 74 s and were replaced. So each pod first runs this module in an init container.
+`ray start` gives up if its node has not registered after 30 s, a constant of Ray (`raylet_start_wait_time_s`). The node
+registers after its agents have started, which import about 2,000 files. With a cold disk cache, this took longer: all
+pods ended after 74 s and were replaced. Therefore each pod first runs this module in an init container.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Reserves the resources of one job on a live Ray cluster, as planned, and reports what a waiting job lacks.
+"""Reservation of a job's planned resources on a live Ray cluster, with reports of missing resources.
 
 The first engine and all learner ranks are reserved together or not at all, so two jobs never deadlock. Each further
-engine has a reservation of its own and joins when there is room. Ray counts a pending reservation as demand, so an
-autoscaling cluster grows for it; when a node dies, Ray reserves its resources again elsewhere.
+engine has a separate reservation and joins when resources are free. Ray counts a pending reservation as demand, so an
+autoscaling cluster grows for it. When a node dies, Ray reserves its resources again on other nodes.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from agent_rft.errors import InvalidJob, Problem
 PLACEMENT_TIMEOUT_S = 300.0
 NEWS_S = 5.0
 FURTHER_S = 2.0
-"""How long to wait for further engines once the first is placed; if there is room, this is enough."""
+"""Seconds to wait for further engines after the first is placed; enough if their resources are free."""
 
 HALF = 0.5
-"""A half as Ray counts GPUs: both actors of a bundle get the same one. Ray does not bound the memory that they take."""
+"""GPUs of each actor in a shared bundle, so that both get the same GPU. Ray does not limit the memory that they use."""
 RANK_NAME = ":learner-rank-"
-"""Between the run's name and the rank's index in the name of its actor."""
+"""Part of a rank's actor name between the run's name and the rank's index."""
 
 
 class Seats:
-    """The reservations of one job: requested on construction, awaited by `ready`, returned by `release`.
+    """Reservations of one job: requested on construction, awaited by `ready`, returned by `release`.
 
-    `release` also cancels reservations that are still pending. The names of the job's actors start with `run`, which
-    tells jobs apart in Ray's dashboard.
+    `release` also cancels pending reservations. The names of the job's actors start with `run`, so that Ray's dashboard
+    shows which job they belong to.
     """
 
     def __init__(self, placement: Placement, run: str) -> None:
         self._placement = placement
         self._run = run
         self._incarnations = Counter[int]()
-        alone = not placement.colocated and not placement.shared
-        self._further = range(1, placement.engines) if alone else range(0)
-        # Bundle of the plan -> (placement group, index within it).
+        separate = not placement.colocated and not placement.shared
+        self._further = range(1, placement.engines) if separate else range(0)
+        # Bundle of the placement -> (placement group, index in the group).
         self._where: dict[int, tuple[int, int]] = {bundle: (n, 0) for n, bundle in enumerate(self._further, start=1)}
         together = [i for i in placement.reserved if i not in self._where]
         self._where |= {bundle: (0, n) for n, bundle in enumerate(together)}
-        self._groups = [self._ask(together, REQUIRED)]
+        self._groups = [self._request(together, REQUIRED)]
 
     async def ready(
         self,
@@ -61,10 +61,10 @@ class Seats:
         timeout_s: float = PLACEMENT_TIMEOUT_S,
         wait_for_nodes_s: float = 0.0,
     ) -> list[int]:
-        """Wait until the first engine and all learner ranks are placed; returns the indices of the placed engines.
+        """Wait until the first engine and all learner ranks are placed, and return the indices of the placed engines.
 
-        What is missing is reported to `tell`. With `wait_for_nodes_s`, also wait that long for bundles that no present
-        node can hold.
+        Missing resources are reported to `tell`. With `wait_for_nodes_s`, a bundle that no present node can hold does
+        not fail immediately but waits that long for a larger node.
 
         Raises:
             InvalidJob: The resources were not available in time; or a bundle fits on no present node, and
@@ -89,11 +89,11 @@ class Seats:
         return await self._engines_placed()
 
     async def _engines_placed(self) -> list[int]:
-        """The engines that are placed within `FURTHER_S`.
+        """Request further engines, and return the indices of all engines that are placed within `FURTHER_S`.
 
-        Further engines are requested only here: pending at the same time, they would compete with the first group.
+        Further engines are not requested earlier, because they would compete with the first group.
         """
-        self._groups += [self._ask([bundle], FURTHER) for bundle in self._further]
+        self._groups += [self._request([bundle], FURTHER) for bundle in self._further]
         waiting = {self._reserved(n): n for n in range(1, len(self._groups))}
         placed = (await asyncio.wait(waiting, timeout=FURTHER_S))[0] if waiting else set()
         for task in waiting:
@@ -108,10 +108,10 @@ class Seats:
         await self._reserved(group)
 
     def engine(self, index: int) -> dict[str, Any]:
-        """Ray's options for a new actor of engine `index`.
+        """Return Ray's options for a new actor of engine `index`.
 
-        Cores that it shares with ranks count as the engine's; of a GPU that it shares with a rank, each has a half. The
-        actor of a job that shares its engines is beside rank 0 and takes nothing.
+        Cores shared with ranks count as the engine's. Of a GPU shared with a rank, each gets half. If the job shares
+        its engines with other jobs, this actor runs next to rank 0 and reserves nothing.
         """
         placement = self._placement
         gpus = HALF if placement.shares_gpus else placement.engine_gpus
@@ -121,11 +121,11 @@ class Seats:
             "name": f"{self._run}:engine-{index}{again}",
             "num_cpus": 0 if placement.shared else placement.engine_cores,
             "num_gpus": 0 if placement.shared else gpus,
-            "scheduling_strategy": self._strategy(self._bundle_of(index)),
+            "scheduling_strategy": self._strategy(self._find_bundle(index)),
         }
 
     def rank(self, index: int) -> dict[str, Any]:
-        """Ray's options for the actor of learner rank `index`."""
+        """Return Ray's options for the actor of learner rank `index`."""
         placement = self._placement
         return {
             "name": f"{self._run}{RANK_NAME}{index}",
@@ -135,20 +135,20 @@ class Seats:
         }
 
     def beside(self, name: str, index: int = 0) -> dict[str, Any]:
-        """Ray's options for an actor that reserves nothing: on an engine's node, or elsewhere if that node is gone."""
+        """Return Ray's options for a helper actor: without resources, and on an engine's node if that is alive."""
         nodes = list(dict.fromkeys(filter(None, map(self._engine_node, range(self._placement.engines)))))
         options = {"name": f"{self._run}:{name}"}
         if not nodes:
             return options
         return options | {"scheduling_strategy": NodeAffinitySchedulingStrategy(nodes[index % len(nodes)], soft=True)}
 
-    def _bundle_of(self, engine: int) -> int:
-        """The bundle of an engine's actor."""
+    def _find_bundle(self, engine: int) -> int:
+        """Return the index of the bundle in which an engine's actor runs."""
         placement = self._placement
         return placement.bundle_of_rank(0) if placement.shared else placement.bundle_of_engine(engine)
 
     def _engine_node(self, index: int) -> str | None:
-        group, bundle = self._where[self._bundle_of(index)]
+        group, bundle = self._where[self._find_bundle(index)]
         node: str | None = placement_group_table(self._groups[group])["bundles_to_node_id"].get(bundle)
         return node
 
@@ -166,7 +166,7 @@ class Seats:
         group, index = self._where[bundle]
         return PlacementGroupSchedulingStrategy(self._groups[group], placement_group_bundle_index=index)
 
-    def _ask(self, bundles: Sequence[int], part: str) -> PlacementGroup:
+    def _request(self, bundles: Sequence[int], part: str) -> PlacementGroup:
         requested = [self._placement.bundles[i] for i in bundles]
         return placement_group(requested, strategy="PACK", name=group_name(self._run, part, bundles[0]))
 
@@ -177,11 +177,11 @@ class Seats:
     # -- what is missing -----------------------------------------------------------------------------------------------
 
     def _needed(self) -> list[int]:
-        """The bundles that the job needs to start."""
+        """Return the bundles that the job needs to start."""
         return [bundle for bundle, (group, _) in self._where.items() if group == 0]
 
     def _too_large(self) -> str | None:
-        """The first bundle that no present node can hold, even when idle."""
+        """Return a description of the first bundle that no present node can hold, even when idle; None if all fit."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         for index, bundle in enumerate(self._placement.bundles):
             if not any(holds(node, bundle) for node in nodes):
@@ -192,20 +192,20 @@ class Seats:
         use = cluster_use()
         free = list(use.free.values())
         needed = self._needed()
-        wanted = [self._placement.bundles[i] for i in needed]
-        assigned = assign(wanted, free)
-        without = [bundle_name(self._placement, i) for i, node in zip(needed, assigned, strict=True) if node is None]
-        text = f"{text_of(_total(wanted))} required, {text_of(_total(free))} free"
-        if without:
-            text += f"; not placed: {', '.join(without)}"
+        required = [self._placement.bundles[i] for i in needed]
+        assigned = assign(required, free)
+        unplaced = [bundle_name(self._placement, i) for i, node in zip(needed, assigned, strict=True) if node is None]
+        text = f"{text_of(_total(required))} required, {text_of(_total(free))} free"
+        if unplaced:
+            text += f"; not placed: {', '.join(unplaced)}"
         if others := holders(use, self._run.partition(":")[0]):
             text += f"; in use by {', '.join(others)}"
         too_large = self._too_large()
-        return text if too_large is None else f"{text}; {too_large}: waiting for a larger one to join"
+        return text if too_large is None else f"{text}; {too_large}: waiting for a larger node to join"
 
 
 def not_available(timeout_s: float, missing: str) -> InvalidJob:
-    """The error of a job that waited for resources without success."""
+    """Return the error of a job whose resources were not available in time."""
     remedy = "wait for other jobs to end, or add nodes"
     problem = Problem("no_free_resources", "cluster", f"after {timeout_s:g} s: {missing}", remedy)
     return InvalidJob("the job's resources did not become available", [problem])

@@ -1,4 +1,4 @@
-"""Connects to a Ray cluster, or starts a local one that ends with this process."""
+"""Connection to a Ray cluster, or to a local one that is started here and ends with this process."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ from agent_rft.errors import InvalidJob, Problem, RftError
 CONNECT_TIMEOUT_S = 10.0
 NOT_STARTED = "Ray could not be started on this machine"
 START_TIMEOUT_S, KILL_TIMEOUT_S = 60.0, 5.0
-LAST_WORDS_BYTES = 2_000
+LOG_END_BYTES = 2_000
 HOME_PREFIX = "rft-"
 MARK = "AGENT_RFT_CLUSTER"
-"""Environment variable of every process of a local cluster; its value is the cluster's folder."""
+"""Environment variable that marks every process of a local cluster. Its value is the cluster's folder."""
 PR_SET_PDEATHSIG = 1
 ADDRESS_REMEDY = "give HOST:PORT of a running cluster, or leave out --address and RAY_ADDRESS to start a local one"
 TOKEN_REMEDY = (
-    "give HOST:PORT of a running cluster; if it requires a token (clusters that `ray start` starts where "
-    "~/.ray/auth_token exists do), set RAY_AUTH_MODE=token and provide the token in that file or in RAY_AUTH_TOKEN"
+    "give HOST:PORT of a running cluster. If it requires a token, set RAY_AUTH_MODE=token and provide the token in "
+    "~/.ray/auth_token or RAY_AUTH_TOKEN; a cluster requires one if that file exists where `ray start` starts it"
 )
 NICENESS = "RAY_worker_niceness"
-"""Niceness of Ray's workers. Ray's default, 15, would let every other process take precedence over the engines."""
+"""Variable for the niceness of Ray's workers. Ray's default of 15 would give other processes priority over engines."""
 
 
 def is_local(address: str | None) -> bool:
-    """Whether the cluster at `address` is reached only through this machine's loopback, as local ones (None) are."""
+    """Whether the cluster at `address` is reached through the loopback address. None means a local cluster."""
     return address is None or address.startswith(("127.", "localhost:"))
 
 
 @contextmanager
 def ray_session(address: str | None) -> Iterator[list[Node]]:
-    """Connect to the cluster at `address`, or start a local one; yields the cluster's nodes.
+    """Context manager that connects to the cluster at `address`, or starts a local one, and yields its nodes.
 
-    A local cluster has this machine's cores and GPUs and leaves no process behind.
+    A local cluster has this computer's cores and GPUs and leaves no process behind.
 
     Raises:
         InvalidJob: No cluster answers at `address`.
@@ -71,7 +71,7 @@ def ray_session(address: str | None) -> Iterator[list[Node]]:
     logging.getLogger("ray").setLevel(logging.ERROR)
     silence_other_processes()
     if address is not None:
-        _look_for(address)
+        _check_reachable(address)
         yield from _session(address)
         return
     keep_token_private()
@@ -82,7 +82,7 @@ def ray_session(address: str | None) -> Iterator[list[Node]]:
 
 def _session(address: str | None) -> Iterator[list[Node]]:
     try:
-        with _children_without_hangups():
+        with _block_hangups():
             ray.init(
                 address=address or "local",
                 include_dashboard=False if address is None else None,
@@ -93,7 +93,7 @@ def _session(address: str | None) -> Iterator[list[Node]]:
                 runtime_env=worker_environment(),
                 **({} if address else {"num_cpus": usable_cores()}),
             )
-    except Exception as error:  # Ray raises bare ones
+    except Exception as error:  # Ray raises plain Exceptions
         if address is not None:
             raise _no_cluster(address, str(error), TOKEN_REMEDY) from error
         raise RftError(f"{NOT_STARTED}: {error}", public=NOT_STARTED) from error
@@ -106,7 +106,7 @@ def _session(address: str | None) -> Iterator[list[Node]]:
 def job_config() -> JobConfig:
     """Return the settings of a Ray job whose workers find modules only where their own Python finds them.
 
-    A user's own `trainer.py` beside the job must not hide our package of that name.
+    A user's `trainer.py` next to the job must not hide agent-rft's package of that name.
     """
     config = JobConfig()
     leave_out_driver_path(config)
@@ -116,8 +116,8 @@ def job_config() -> JobConfig:
 def worker_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str] | None:
     """Return the runtime environment of the workers, or None for Ray's default.
 
-    In a job of `ray job submit --working-dir`, workers would search that folder first. The hook runs before they import
-    anything of ours. Elsewhere they do not search the working directory (`job_config`).
+    In a job submitted with `ray job submit --working-dir`, workers would search that folder first. The hook removes it
+    before they import agent-rft. In other jobs, workers do not search the working directory (see `job_config`).
     """
     if "working_dir" not in (submitted_job(environment).get("runtime_env") or {}):
         return None
@@ -125,10 +125,10 @@ def worker_environment(environment: Mapping[str, str] = os.environ) -> dict[str,
 
 
 @contextmanager
-def _children_without_hangups() -> Iterator[None]:
-    """Within the block, block SIGHUP: child processes inherit that.
+def _block_hangups() -> Iterator[None]:
+    """Context manager that blocks SIGHUP; child processes inherit the block.
 
-    A terminal that is gone sends it to all processes of a local cluster, which would end before their run has saved a
+    A closed terminal sends SIGHUP to all processes of a local cluster, which would end before their run has saved a
     checkpoint. Ray itself does the same with SIGINT.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
@@ -142,13 +142,13 @@ def _children_without_hangups() -> Iterator[None]:
 def job_cluster(
     address: str | None, note: Path | None = None, meanwhile: Callable[[], object] = lambda: None
 ) -> Iterator[None]:
-    """Connect to a cluster that accepts Ray jobs: the one at `address`, or a new local one.
+    """Context manager that connects to a cluster which accepts Ray jobs: at `address`, or a new local one.
 
     A local cluster ends with this process, even if it is killed, and requires a token (see `own_token`).
 
     Args:
         address: HOST:PORT of a running cluster; None starts a local one.
-        note: File to record the owner of a local cluster in, for `end_leftover`.
+        note: File in which to record a local cluster's owner, for `end_leftover`.
         meanwhile: Called while a local cluster starts.
 
     Raises:
@@ -159,24 +159,24 @@ def job_cluster(
         with ray_session(address):
             yield
         return
-    # `ray.init` would use the machine's default port for the agent that accepts jobs, which other clusters use too.
+    # `ray.init` would use a fixed port for the agent that accepts jobs, which other clusters may use too.
     port, dashboard, agent = free_ports(3)
     options = [f"--port={port}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"]
     options += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--num-cpus={usable_cores()}"]
     command = [*ray_command(), "start", "--head", "--block", "--disable-usage-stats"]
-    # A separate folder: in Ray's shared one, other programs would find this cluster's address and connect to it.
+    # A separate folder, because in Ray's shared folder other programs would find this cluster's address and connect.
     with (
         short_temporary_folder(),
         tempfile.TemporaryFile() as log,
         tempfile.TemporaryDirectory(prefix=HOME_PREFIX, ignore_cleanup_errors=True) as folder,
     ):
         options.append(f"--temp-dir={folder}")
-        # In a separate session, so that Ctrl-C reaches only us and the cluster lives until we have shut down.
+        # In a separate process session, so that Ctrl-C reaches only this process and the cluster lives until it ends.
         head = subprocess.Popen(
             [*command, *options],
             stdout=log,
             stderr=log,
-            # By default its processes would serve metrics on the machine's public address.
+            # By default the cluster's processes would serve metrics on the public address.
             env={METRICS_HOST: "127.0.0.1", NICENESS: "0"}
             | os.environ
             | loopback_variables(os.environ)
@@ -198,23 +198,23 @@ def job_cluster(
 def end_leftover(note: Path) -> None:
     """Kill the processes that a local cluster left when its owner was killed, and delete its folder.
 
-    They are orphans by then and are recognised by their environment (`MARK`). On their own they would take up to a
-    minute to end, and hold ports and memory until then.
+    These orphans are recognized by the variable `MARK` in their environment. Otherwise they would end only after up to
+    a minute, and hold ports and memory until then.
     """
     try:
         cluster = json.loads(note.read_text())
         owner, folder = _process(*cluster["owner"]), Path(cluster["folder"])
-    except (OSError, ValueError, TypeError, KeyError):  # no note, or its owner was killed while writing it
+    except (OSError, ValueError, TypeError, KeyError):  # the note is missing, or its owner was killed while writing
         return
     if owner is None and folder.name.startswith(HOME_PREFIX):
-        _kill([process for process in psutil.process_iter() if _cluster_of(process) == str(folder)])
+        _kill([process for process in psutil.process_iter() if _cluster_folder(process) == str(folder)])
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _cluster_of(process: psutil.Process) -> str | None:
+def _cluster_folder(process: psutil.Process) -> str | None:
     try:
         return process.environ().get(MARK)
-    except psutil.Error:  # it has exited, or belongs to another user
+    except psutil.Error:  # the process has exited, or belongs to another user
         return None
 
 
@@ -223,7 +223,7 @@ def _identity(pid: int) -> tuple[int, float]:
 
 
 def _process(pid: int, created: float) -> psutil.Process | None:
-    """The process with this PID and creation time; None if it ended, even if its PID was reused."""
+    """Return the process with this PID and creation time; None if it ended, even if its PID was reused."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         if process.create_time() == created and process.status() != psutil.STATUS_ZOMBIE:
@@ -253,14 +253,14 @@ def _wait_for_head(head: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> 
         except OSError:
             time.sleep(0.1)
     log.seek(0)
-    said = log.read()[-LAST_WORDS_BYTES:].decode(errors="replace")
-    raise RftError(f"{NOT_STARTED}: {said}", public=NOT_STARTED)
+    output = log.read()[-LOG_END_BYTES:].decode(errors="replace")
+    raise RftError(f"{NOT_STARTED}: {output}", public=NOT_STARTED)
 
 
 def _end(head: subprocess.Popen[bytes]) -> None:
     """Kill a head node and all its child processes.
 
-    A graceful stop would take Ray most of a minute, during which it holds ports and memory; no state needs saving.
+    A graceful stop of Ray takes most of a minute and holds ports and memory until then. No state needs saving.
     """
     if head.poll() is None:
         process = psutil.Process(head.pid)
@@ -269,19 +269,19 @@ def _end(head: subprocess.Popen[bytes]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different ports of the loopback address that are free now."""
+    """Return `count` different ports of the loopback address that are free now."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [probe.getsockname()[1] for probe in probes]
 
 
 def _end_with_parent() -> None:
-    """Run in the child: makes the kernel send SIGTERM when the parent ends, even if it is killed."""
+    """Make the kernel send SIGTERM to this child process when its parent ends, even if the parent is killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def unreachable(address: str) -> str | None:
-    """Why nothing answers at the HOST:PORT of a cluster's head; None if something does, or for Ray's own keywords."""
+    """Return why a cluster's head cannot be reached at HOST:PORT; None if it can, or if `address` is a Ray keyword."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():  # "auto", "local"
         return None
@@ -292,8 +292,8 @@ def unreachable(address: str) -> str | None:
     return None
 
 
-def _look_for(address: str) -> None:
-    """Fail early if nothing listens at `address`; Ray itself would retry for two minutes, then exit the process."""
+def _check_reachable(address: str) -> None:
+    """Raise InvalidJob if nothing listens at `address`. Ray would retry for two minutes, then exit the process."""
     if (why := unreachable(address)) is not None:
         raise _no_cluster(address, why)
 

@@ -1,7 +1,7 @@
-"""The resources of engines that jobs share: they belong to the engines' own actors, which the first job makes.
+"""Resources of shared engines. The engines' actors, which the first job creates, reserve them.
 
-A job gets them before it reserves those of its ranks. If several jobs did both at once, their ranks could take all that
-the engine for which they wait needs.
+A job waits for its shared engines before it reserves resources for its ranks. Otherwise the ranks of several jobs could
+take the resources of the engine for which the jobs wait.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from agent_rft.cluster.ray_cluster.seats import FURTHER_S, PLACEMENT_TIMEOUT_S, 
 
 
 class SharedSeats:
-    """The shared engines of one job, in the order of their indices; none if it has its own.
+    """Shared engines of one job, in the order of their indices; empty if the job has engines of its own.
 
-    After `patience_s` it says what it waits for, or goes on without a further engine.
+    After `patience_s`, a wait for the first engine is reported, and a wait for further engines ends.
     """
 
     def __init__(self, engines: Sequence[SharedConfig], patience_s: float = FURTHER_S) -> None:
@@ -25,7 +25,7 @@ class SharedSeats:
         self._patience_s = patience_s
 
     def of(self, index: int) -> SharedConfig | None:
-        """The engine of a seat; None if the job has its own."""
+        """Return the shared engine with this index; None if the job has engines of its own."""
         return self._engines[index] if self._engines else None
 
     async def ready(
@@ -34,10 +34,12 @@ class SharedSeats:
         timeout_s: float = PLACEMENT_TIMEOUT_S,
         wait_for_nodes_s: float = 0.0,
     ) -> list[int]:
-        """Wait until the first engine has its resources; returns the indices of those that have.
+        """Wait until the first engine has its resources, and return the indices of all engines that have them.
+
+        Missing resources are reported to `tell`.
 
         Raises:
-            InvalidJob: They were not available in time.
+            InvalidJob: The first engine's resources were not available in time.
         """
         if not self._engines:
             return []
@@ -57,10 +59,10 @@ class SharedSeats:
                 task.cancel()
 
     async def placed(self, index: int) -> None:
-        """Wait until an engine has its resources; it is made if there is none."""
+        """Wait until an engine has its resources. If the engine does not exist, it is created."""
         await self._engines[index].reserved()
 
     def _missing(self) -> str:
         engine = self._engines[0]
-        wanted = text_of({"CPU": engine.cores, "GPU": engine.engine.gpus})
-        return f"the shared engine {engine.name} requires {wanted}, which are not free on one node"
+        required = text_of({"CPU": engine.cores, "GPU": engine.engine.gpus})
+        return f"the shared engine {engine.name} requires {required}, which no single node has free"

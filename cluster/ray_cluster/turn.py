@@ -1,6 +1,6 @@
-"""Turns of the jobs of a cluster to choose and reserve GPUs, so that two jobs never choose the same ones.
+"""Lock that a job holds while it chooses and reserves GPUs, so that two jobs of a cluster never choose the same ones.
 
-The holder of a turn owns an actor with a name that Ray allows only once. Ray frees the name when the holder's driver
+The holder of the lock owns an actor with a name that Ray allows only once. Ray frees the name when the holder's driver
 ends, even if it is killed.
 """
 
@@ -15,16 +15,16 @@ import ray
 
 NAME, NAMESPACE = "reserves-gpus", "agent-rft"
 MAX_WAIT_S = 120.0
-"""Then a job goes on without a turn: the holder's node does not answer."""
+"""Maximum wait for the lock. Then a job continues without it, because the holder's node probably does not respond."""
 POLL_S = 0.25
 
 
 class _Holder:
-    """The actor that is the turn."""
+    """Actor whose existence is the lock."""
 
 
 def take_turn() -> Any | None:
-    """Return the actor that stands for the turn; None if another job has it."""
+    """Take the lock and return its actor; None if another job holds the lock."""
     try:
         return ray.remote(_Holder).options(name=NAME, namespace=NAMESPACE, num_cpus=0).remote()
     except ValueError:  # Ray: the name is taken
@@ -38,7 +38,7 @@ async def own_turn(
     max_wait_s: float = MAX_WAIT_S,
     poll_s: float = POLL_S,
 ) -> AsyncIterator[None]:
-    """Context manager in which no other job of the cluster has its turn. Waits `max_wait_s` at most, then enters."""
+    """Context manager that holds the lock. Waits for it at most `max_wait_s`, then enters without it."""
     holder = None
     try:
         async with asyncio.timeout(max_wait_s):

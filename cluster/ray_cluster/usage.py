@@ -1,6 +1,6 @@
-"""Use of the cluster's resources: which runs wait for them, and which runs and served models hold them.
+"""Use of the cluster's resources: the runs that wait for them, and the runs and served models that hold them.
 
-The names of placement groups and actors say whose they are, so that every process of the cluster can tell.
+The names of placement groups and actors contain their run or application, so that any process can find the owner.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from agent_rft.cluster.ray_cluster.ray_internals import (
 )
 
 MODEL_APPS = "agent-rft-model-"
-"""How the names of Ray Serve's applications of served models begin."""
+"""Prefix of the Ray Serve application names of served models."""
 REQUIRED, FURTHER = "required", "further"
-"""What follows a run's name in the name of a placement group: all that the run needs to start, or a further engine."""
+"""Part of a placement group's name after the run's name: required to start the run, or a further engine."""
 _REPLICA = "SERVE_REPLICA::"
 _NAMESPACE = b"agent-rft"
 
@@ -35,11 +35,11 @@ def group_name(run: str, part: str, number: int = 0) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClusterUse:
-    """A snapshot of the cluster's resources.
+    """Snapshot of the use of the cluster's resources.
 
     Attributes:
         free: Free resources by node id.
-        waiting: Bundles that each waiting run needs to start, by run; the runs in no particular order.
+        waiting: Bundles that each waiting run needs to start, by run, in no particular order.
         running: Runs that hold resources.
         engines: Node id of each engine of a served model, by application; "" for an engine that waits for resources.
         adds_nodes: Whether the autoscaler is adding a node.
@@ -52,15 +52,15 @@ class ClusterUse:
     adds_nodes: bool = False
 
     def has_room(self, bundle: Bundle) -> bool:
-        """Whether a node has room for `bundle` and no run waits for resources."""
+        """Whether no run waits for resources and a node has enough free resources for `bundle`."""
         return not self.waiting and any(holds(node, bundle) for node in self.free.values())
 
     def to_release(self, engine: Bundle, idle_s: Mapping[str, float]) -> list[str]:
-        """Return the applications whose engines a waiting run needs, as few as possible; none if it still cannot start.
+        """Return the fewest applications to stop so that a waiting run can start; empty if no choice lets one start.
 
         Args:
             engine: Resources of each engine of a served model.
-            idle_s: Idle seconds of the applications that may be stopped. Those that are idle for longest go first.
+            idle_s: Idle seconds of the applications that may be stopped. Applications idle for longest come first.
         """
         names = sorted(idle_s, key=lambda name: -idle_s[name])
         for bundles in self.waiting.values():
@@ -86,12 +86,12 @@ class ClusterUse:
 
 
 def cluster_use() -> ClusterUse:
-    """Return how the cluster that we are connected to is used now; takes some milliseconds."""
+    """Return the current use of the cluster that this process is connected to; takes some milliseconds."""
     return use_of(free_resources(), placement_group_table().values(), actor_rows(), adds_nodes=is_adding_nodes())
 
 
 def use_of(free: Mapping[str, Bundle], groups: Iterable[Row], actors: Iterable[Row], adds_nodes: bool) -> ClusterUse:
-    """As `cluster_use`, from Ray's tables of placement groups and actors."""
+    """Return the use of a cluster from its free resources and Ray's tables of placement groups and actors."""
     waiting: dict[str, list[Bundle]] = {}
     running: dict[str, None] = {}
     for group in groups:
@@ -114,7 +114,7 @@ def name_model(app: str, model: str) -> None:
 
 
 def holders(use: ClusterUse, run: str) -> list[str]:
-    """Return the holders of resources besides `run`, such as `the run ftjob-1` and `the served model gpt-5`."""
+    """Return the holders of resources other than `run`, such as `the run ftjob-1` and `the served model gpt-5`."""
     found = [f"the run {other}" for other in use.running if other != run]
     for app, nodes in use.engines.items():
         if any(nodes):

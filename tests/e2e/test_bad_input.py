@@ -74,7 +74,7 @@ def test_check_reports_all_mistakes_in_one_list(tmp_path: Path, environment: dic
         f"method.reinforcement.api_key ({tmp_path}/job.yaml:9)",
         f"cluster.context_length ({tmp_path}/job.yaml:10)",
         "training_file (rows.jsonl:1): is not valid JSON",
-        f"model ({tmp_path}/job.yaml:1): there is no folder /no/such/model",
+        f"model ({tmp_path}/job.yaml:1): the folder /no/such/model does not exist",
     ):
         assert text in done.stdout
     assert done.stdout.count("->") == 5

@@ -1,1 +1,1 @@
-"""Checks of a job's model: its folder, chat template, tool parser and LoRA targets, and the calls that rows need."""
+"""Checks of a job's model: its folder, chat template, tool parser and LoRA targets, and the calls in rows."""

@@ -1,6 +1,6 @@
-"""Check of a job's chat template and tool parser by a round trip: calls are rendered, and the same must be read.
+"""Check of a job's chat template and tool parser by a round trip: rendered calls must be parsed as the same calls.
 
-Nothing that a template leaves out is silent: tools, messages, calls and results must be in what it renders.
+Tools, messages, calls and results that a template leaves out are reported.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from agent_rft.spec.job import JobSpec, Reinforcement
 PARSER = "model_options.tool_parser"
 TEMPLATE = "model_options.chat_template"
 SWITCHES = ("reasoning_effort", "enable_thinking", "thinking")
-"""Names that templates have for a reasoning effort."""
+"""Names of template arguments for a reasoning effort."""
 OWN_TEMPLATE = (
     f"set {TEMPLATE} to a template that renders tools, calls and results (`agent-rft models template FOLDER` writes "
     "one that adds them to the model's own)"
 )
-CALLS = "the calls of the model's template"
+CALLS = "the calls that the model's template writes"
 TOOLS_REMEDY = f"{OWN_TEMPLATE}; or set model_options.tools_in_prompt: false if the model needs no descriptions"
 
 
 class ReadDialect(NamedTuple):
-    """The dialect of a job's model.
+    """Dialect of a job's model.
 
     Attributes:
-        renderer: The renderer in this dialect; None: the template cannot be used.
-        unread_calls: Why no parser reads the model's calls. It is a problem of jobs that need calls; see `tool_calls`.
-        problems: Everything that is wrong with the template and the job's model options.
+        renderer: The renderer for this dialect; None if the template cannot be used.
+        unread_calls: Why no parser reads the model's calls; a problem only of jobs that need calls (see `tool_calls`).
+        problems: All problems of the template and the job's model options.
     """
 
     renderer: Renderer | None
@@ -52,7 +52,7 @@ class ReadDialect(NamedTuple):
 def read_dialect(tokenizer: Tokenizer, job: JobSpec, card: ModelCard | None = None) -> ReadDialect:
     """Find the dialect of a job's model.
 
-    The parser in the model's `card` was found by the check of the job that trained it, and is not searched again.
+    If the model has a `card`, its parser is used, because the check of the job that trained the model has found it.
     """
     options = job.model_options
     asked = replace(
@@ -64,16 +64,16 @@ def read_dialect(tokenizer: Tokenizer, job: JobSpec, card: ModelCard | None = No
     problems = _unknown_tokens(tokenizer, options.stop_tokens)
     try:
         template = template_of(tokenizer, options.chat_template).text
-        asked = replace(asked, template_arguments=_effort(job, template) | asked.template_arguments)
+        asked = replace(asked, template_arguments=_effort_arguments(job, template) | asked.template_arguments)
         renderer = Renderer(tokenizer, asked)
         renderer.prompt([{"role": "user", "content": "question"}], ())
         if card is not None and card.template_digest == digest_of(template) and options.tool_parser == card.tool_parser:
             renderer = Renderer(tokenizer, replace(asked, family=card.family, tool_parser=card.tool_parser))
             return ReadDialect(renderer, None, problems)
         if find_spec("vllm") is None:
-            return ReadDialect(renderer, None, problems)  # without an engine nothing runs, which is another problem
+            return ReadDialect(renderer, None, problems)  # another check reports the missing engine
         if options.tool_parser not in ("auto", *tool_parser_names()):
-            message = f"there is no parser {options.tool_parser!r}"
+            message = f"the parser {options.tool_parser!r} does not exist"
             remedy = f"use auto or one of {', '.join(tool_parser_names())}"
             return ReadDialect(renderer, None, [*problems, Problem("unknown_parser", PARSER, message, remedy)])
         renderer, mistake = find_dialect(tokenizer, asked, options.tool_parser)
@@ -95,18 +95,21 @@ def read_dialect(tokenizer: Tokenizer, job: JobSpec, card: ModelCard | None = No
 
 
 def grammar_problems(reinforcement: Reinforcement, family: Family, *, calls: bool) -> list[Problem]:
-    """A problem if turns, with or without calls, are constrained, and the family's form is not known as a grammar."""
+    """Return a problem if answers are constrained by a schema, but the family's syntax has no grammar.
+
+    `calls` is whether the turns may have tool calls.
+    """
     if reinforcement.response_format is None:
         return []
-    mistake = grammar_mistake(family, calls=calls)
+    error = grammar_mistake(family, calls=calls)
     known = ", ".join(family.name for family in FAMILIES if family.calls)
-    remedy = f"leave it out and ask for the form in the prompt, or use a model of another family ({known})"
+    remedy = f"leave it out and describe the format in the prompt, or use a model of another family ({known})"
     field = "method.reinforcement.response_format"
-    return [] if mistake is None else [Problem("no_call_grammar", field, mistake, remedy)]
+    return [] if error is None else [Problem("no_call_grammar", field, error, remedy)]
 
 
 def _result_problem(renderer: Renderer) -> Problem | None:
-    """A problem if the template cannot render the results of calls."""
+    """Return a problem if the template cannot render the results of calls."""
     calls = [
         {"id": f"call{i:05d}", "type": "function", "function": {"name": name, "arguments": "{}"}}
         for i, name in enumerate(("first", "second"))
@@ -127,15 +130,15 @@ def _unknown_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Problem]
             "unknown_stop_token",
             f"model_options.stop_tokens[{i}]",
             f"{text!r} is not one token of the model's vocabulary",
-            "use the text of a token, such as <|im_end|>; see added_tokens in tokenizer.json",
+            "use one token, such as <|im_end|>; tokenizer.json lists special tokens in added_tokens",
         )
         for i, text in enumerate(texts)
         if tokenizer.backend_tokenizer.token_to_id(text) is None
     ]
 
 
-def _effort(job: JobSpec, template: str) -> dict[str, Any]:
-    """The template's own switches for reasoning_effort, if it has them."""
+def _effort_arguments(job: JobSpec, template: str) -> dict[str, Any]:
+    """Return the template arguments for the job's reasoning_effort, if the template has such arguments."""
     if job.method.type == "supervised":
         return {}
     effort = job.reinforcement.hyperparameters.reasoning_effort

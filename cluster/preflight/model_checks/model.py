@@ -1,6 +1,6 @@
-"""The check of a job's model with the libraries that load it: its architecture and its tokenizer.
+"""Check of a job's model with the libraries that load it: its architecture and its tokenizer.
 
-How it writes conversations is found in `agent_rft.cluster.preflight.model_checks.dialect`.
+`agent_rft.cluster.preflight.model_checks.dialect` checks its chat template and tool parser.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from agent_rft.trainer.model.router_replay import num_experts
 
 @dataclass(frozen=True, slots=True)
 class LoadableModel(ModelSizes):
-    """A model that learner and engines can load, and the renderer that turns its conversations into tokens.
+    """Model that learner and engines can load, and the renderer that turns its conversations into tokens.
 
-    `unread_calls` is why no parser reads its tool calls, which is a problem of jobs that need calls only.
-    `has_adapters` says whether adapters of the model can be trained and, if the job samples, sampled.
+    `unread_calls` is why no parser reads its tool calls; it is a problem only of jobs that need calls. `has_adapters`
+    is whether adapters of the model can be trained and, if the job samples rollouts, used by vLLM.
     """
 
     renderer: Renderer
@@ -41,21 +41,22 @@ class LoadableModel(ModelSizes):
 
 
 def read_model(job: JobSpec, folder: ModelFolder, *, trains: bool = True) -> tuple[LoadableModel | None, list[Problem]]:
-    """Return the job's model, and everything that is wrong with it, or with its `lora` if the job trains.
+    """Return the job's model and its problems, including those of `lora` if the job trains.
 
-    The model is None if it cannot be loaded. A model that should not be trained is returned with its problems.
+    The model is None if it cannot be loaded. A model that can be loaded but not trained is returned with its problems.
     """
     if folder.problem is not None:
         return None, [folder.problem]
     problems = list(folder.weight_problems)
     try:
         loaded = AutoConfig.from_pretrained(folder.base, trust_remote_code=False)
-        if (mistake := _unsupported(loaded)) is not None:
-            problems.append(model_problem("unsupported_model", mistake, "use another model"))
+        if (reason := _why_unsupported(loaded)) is not None:
+            problems.append(model_problem("unsupported_model", reason, "use another model"))
             if type(loaded) not in MODEL_FOR_CAUSAL_LM_MAPPING:
                 return None, problems
         if trains and job.cluster.zero_stage == 3 and (states := layer_kinds(loaded) & STATE_LAYERS):
-            message = f"3 does not train layers of type {', '.join(sorted(states))}, which run one sequence at a time"
+            types = ", ".join(sorted(states))
+            message = f"stage 3 cannot train layers of type {types}, because they run one sequence at a time"
             problems.append(Problem("states_under_zero_3", "cluster.zero_stage", message, "set it to 2"))
         if trains and job.method.reinforcement is not None and job.reinforcement.algorithm.router_replay:
             problems += _replay_problems(loaded)
@@ -81,8 +82,8 @@ def read_model(job: JobSpec, folder: ModelFolder, *, trains: bool = True) -> tup
     return model, problems
 
 
-def _unsupported(config: Any) -> str | None:
-    """Why the learner cannot load the model or would train it wrongly."""
+def _why_unsupported(config: Any) -> str | None:
+    """Return why the learner cannot load the model or would train it incorrectly; None if it supports the model."""
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return f"a model of type {config.model_type!r} is not a causal language model"
     try:
@@ -96,11 +97,11 @@ def _replay_problems(config: Any) -> list[Problem]:
     if num_experts(config.get_text_config()):
         return []
     field, message = "method.reinforcement.algorithm.router_replay", "the model has no experts"
-    return [Problem("no_experts", field, message, "leave it out: it is for mixtures of experts")]
+    return [Problem("no_experts", field, message, "leave it out; it is only for mixture-of-experts models")]
 
 
 def _sizes(config: Any) -> dict[str, Any]:
-    """The keys of config.json that `planning` reads, with the defaults and aliases of the model's class."""
+    """Return the keys of config.json that `planning` reads, with the defaults and aliases of the model's class."""
     text = config.get_text_config()
     return {key: getattr(text, key, None) for key in CONFIG_KEYS} | {"dtype": str(text.dtype).removeprefix("torch.")}
 

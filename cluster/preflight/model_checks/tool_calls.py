@@ -1,7 +1,7 @@
 """Check of the tool calls that a job's rows need, for a model whose calls no parser reads.
 
-Such a model works without tools: its turns are answers. Rows that need calls are refused, since the template would
-leave the calls out of the prompt, or the calls that the model writes would be lost.
+The model can be used without tools; then its turns are answers. Rows that need calls are refused. Otherwise the
+template would leave the calls out of the prompt, or calls that the model writes would be lost.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from agent_rft.spec.job import JobSpec
 
 
 def fit_to_rows(model: LoadableModel, job: JobSpec, rows: Sequence[JobRow]) -> tuple[LoadableModel, list[Problem]]:
-    """Return the model as the job uses it, and the problems of a job that needs calls which no parser reads.
+    """Return the model as the job uses it, and problems if the job needs calls that no parser reads.
 
-    If the job needs no calls, and no parser reads the model's, its turns are answers only.
+    If the job needs no calls and no parser reads them, the model's turns are answers only.
     """
     if (unread := model.unread_calls) is None:
         return model, []
     if job.method.reinforcement is not None and job.reinforcement.tools:
         return model, [unread]
-    needed = [(row, part, what) for row in rows for part, what in _calls_in(row)]
+    needed = [(row, part, name) for row in rows for part, name in _find_calls(row)]
     if needed:
         remedy = f"{OWN_TEMPLATE}; or remove the tools and calls from the row"
         return model, [
-            row.problem(unread.code, part, f"the row has {what}, but {unread.message}", remedy)
-            for row, part, what in needed
+            row.problem(unread.code, part, f"the row has {name}, but {unread.message}", remedy)
+            for row, part, name in needed
         ]
     renderer = answers_only(model.renderer)
     assert renderer is not None  # else the calls would be a problem of the model
@@ -39,17 +39,17 @@ def fit_to_rows(model: LoadableModel, job: JobSpec, rows: Sequence[JobRow]) -> t
 
 
 def tools_warning(model: LoadableModel) -> str | None:
-    """Return a warning for the model of a job without tools, if tools would need another template."""
+    """Return a warning for a job without tools if the model's template does not support tools; else None."""
     if model.unread_calls is None or model.renderer.dialect.tool_parser is not None:
         return None
     return (
-        f"model: works without tools only, because {model.unread_calls.message} [tools_unsupported]; before you add "
+        f"model: works only without tools, because {model.unread_calls.message} [tools_unsupported]; before you add "
         f"tools, {OWN_TEMPLATE}"
     )
 
 
-def _calls_in(row: JobRow) -> list[tuple[str, str]]:
-    """The first part of a row that needs calls to be rendered, and what it is; empty if there is none."""
+def _find_calls(row: JobRow) -> list[tuple[str, str]]:
+    """Return the path and the name of the first part of a row that needs tool calls; empty if no part needs them."""
     if row.task.tools:
         return [(".tools", "tools")]
     for i, message in enumerate(row.task.messages):

@@ -1,1 +1,1 @@
-"""Whether a run folder belongs to the job that is about to resume in it."""
+"""Checks that a job may resume in a run folder: its its settings and file contents must match the run."""

@@ -1,7 +1,7 @@
-"""Digests of the files and the model of a job: whether they are still what a run began with.
+"""Digests of a job's files and model, to detect changes since a run began.
 
-The digest of a file has its size, so that a file to which lines were appended is known again. Of a large file of a
-model, only samples are read: training changes nearly all weights, and reading all of them could take minutes.
+A file's digest includes the file's size, so that a file still matches after lines were appended. Large model files are
+digested by samples: training changes nearly all weights, and reading all of them could take minutes.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from pathlib import Path
 from typing import BinaryIO
 
 OF_MODELS = frozenset((".json", ".jinja", ".model", ".safetensors", ".tiktoken", ".txt"))
-"""What the files of a model that matter end in."""
+"""File name endings of the model files that are digested."""
 CHUNK_BYTES = 2**20
 SAMPLE_BYTES = 2**16
 NUM_SAMPLES = 64
-WHOLE_BYTES = 2 * NUM_SAMPLES * SAMPLE_BYTES
-"""Up to this size, files of a model are read as a whole."""
+MAX_FULL_BYTES = 2 * NUM_SAMPLES * SAMPLE_BYTES
+"""Maximum size of the model files that are read completely."""
 
 
 def digest_of(path: Path) -> str | None:
-    """The digest of a file or of a model's folder, None if it cannot be read."""
+    """Return the digest of a file or a model's folder; None if it cannot be read."""
     try:
-        return _digest_of_model(path) if path.is_dir() else _digest_of_file(path, path.stat().st_size)
+        return _digest_model(path) if path.is_dir() else _digest_file(path, path.stat().st_size)
     except OSError:
         return None
 
 
 def has_contents(path: Path, digest: str) -> bool | None:
-    """Whether a file, apart from lines at its end, or a model's folder has this digest; None if it cannot be read."""
+    """Whether a file or a model's folder has this digest, ignoring appended lines; None if it cannot be read."""
     try:
         if path.is_dir():
-            return _digest_of_model(path) == digest
+            return _digest_model(path) == digest
         size, _, _ = digest.partition("-")
-        return size.isdecimal() and _digest_of_file(path, int(size)) == digest
+        return size.isdecimal() and _digest_file(path, int(size)) == digest
     except OSError:
         return None
 
 
-def _digest_of_file(path: Path, size: int) -> str:
-    """The digest of the first `size` bytes, if a line ends there, else of no other file."""
+def _digest_file(path: Path, size: int) -> str:
+    """Return the digest of the first `size` bytes; empty if no line ends there."""
     found, last, left = hashlib.blake2b(digest_size=16), b"", size
     with path.open("rb") as file:
         while left and (chunk := file.read(min(left, CHUNK_BYTES))):
@@ -50,7 +50,7 @@ def _digest_of_file(path: Path, size: int) -> str:
     return f"{size}-{found.hexdigest()}" if ends_here else ""
 
 
-def _digest_of_model(folder: Path) -> str:
+def _digest_model(folder: Path) -> str:
     found = hashlib.blake2b(digest_size=16)
     for path in sorted(path for path in folder.iterdir() if path.suffix in OF_MODELS and path.is_file()):
         with path.open("rb") as file:
@@ -62,8 +62,8 @@ def _digest_of_model(folder: Path) -> str:
 
 
 def _parts(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """All of a small file; of a large one the beginning, the end, and samples at equal distances in between."""
-    if size <= WHOLE_BYTES:
+    """Yield all bytes of a small file; of a large file, samples at equal distances from its beginning to its end."""
+    if size <= MAX_FULL_BYTES:
         yield file.read()
         return
     for i in range(NUM_SAMPLES):

@@ -1,8 +1,9 @@
-"""A resumed run keeps the values that it began with, whatever today's defaults and rules for `auto` are.
+"""Values of a resumed run: it keeps those that it began with, whatever the current defaults and rules for `auto` are.
 
-The run folder's job.resolved.json has them. A setting that the job file does not name takes the run's value; one that
-it names must equal it, except for those of `same_job.MAY_DIFFER`, which are taken and shown. What is not recorded is
-not compared: values of headers and signing secrets, of a tool's own keys, credentials and queries of URLs.
+They are in the run folder's job.resolved.json. A setting that the job file leaves out takes the run's value. A setting
+that the job file names must equal the run's value, except for the settings in `same_job.MAY_DIFFER`: their new values
+are used and shown. Secrets are not recorded, so they are not compared: values of headers and signing secrets, extra
+fields of tools, and credentials and queries of URLs.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from agent_rft.spec.job import FILES, JobSpec
 from agent_rft.spec.kept import without_todays_bounds
 from agent_rft.spec.plan import GROUP_SIZE, Plan
 
-REMEDY_OF_CONTENTS = f"restore its contents, or {START_AGAIN}"
+CONTENTS_REMEDY = f"restore its contents, or {START_AGAIN}"
 VALIDATION_NUMBERS = ("eval_interval", "eval_samples")
-"""The numbers of a plan that the job file may change."""
+"""Numbers of a plan that the job file may change when a run resumes."""
 
 
 class _Format(BaseModel):
-    """What every version can read of job.resolved.json."""
+    """Format number in job.resolved.json, which every version can read."""
 
     format: int = 0
 
 
 class _Record(BaseModel):
-    """What is read here of job.resolved.json."""
+    """Parts of job.resolved.json that a resumed run needs."""
 
     job: dict[str, Any] | None = None
     plan: dict[str, Any] | None = None
@@ -48,9 +49,10 @@ class _Record(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """What a run began with: its job without secrets, and what `auto` was resolved to; and its checkpoints so far.
+    """Record of a run's start: its job without secrets and the resolved values of `auto`; also its checkpoints so far.
 
-    `digests` maps the fields that name files to digests of their contents. `layout` is what `auto` became in `cluster`.
+    `digests` maps the fields that name files to digests of their contents. `layout` has the resolved values of
+    `cluster`.
     """
 
     job: JobSpec
@@ -63,11 +65,11 @@ class Began:
 
     @classmethod
     def of(cls, folder: RunFolder) -> Began:
-        """Read from a run folder.
+        """Read the record from a run folder.
 
         Raises:
             MadeBefore: A version before 0.2.0 wrote the folder.
-            InvalidJob: The folder does not say it, or was written by a newer version.
+            InvalidJob: The record is missing or damaged, or a newer version wrote the folder.
         """
         what = f"cannot resume {folder.path}"
         try:
@@ -79,20 +81,20 @@ class Began:
         except OSError as error:
             raise InvalidJob(f"{what}: its job.resolved.json cannot be read: {error.strerror}") from None
         except ValidationError as error:
-            raise InvalidJob(f"{what}: its job.resolved.json is damaged ({_first(error)}); {START_AGAIN}") from None
+            raise InvalidJob(f"{what}: its job.resolved.json is damaged ({_describe(error)}); {START_AGAIN}") from None
         except (ValueError, RecursionError) as error:
             raise InvalidJob(f"{what}: its job.resolved.json is damaged ({error}); {START_AGAIN}") from None
         if record.job is None or record.plan is None:
-            raise InvalidJob(f"{what}: it has no job.resolved.json, which says how the run began; {START_AGAIN}")
+            raise InvalidJob(f"{what}: its job.resolved.json is missing or has no job and plan; {START_AGAIN}")
         job, warnings = without_todays_bounds(_as_in_a_file(record.job), "the run")
         written = len(list(folder.checkpoints.glob("step-*")))
         return cls(job, record.plan, record.context_length, record.digests, record.layout, tuple(warnings), written)
 
     def plan_of(self, job: JobSpec, today: Plan) -> Plan:
-        """The run's plan for the kept `job`; numbers that its version did not have yet are today's.
+        """Return the run's plan for the resumed `job`. Numbers that the record lacks come from the plan `today`.
 
         Raises:
-            InvalidJob: The run's plan is none.
+            InvalidJob: The recorded plan is damaged.
         """
         hyperparameters = (job.method.reinforcement or job.supervised).hyperparameters
         named = {name for name in VALIDATION_NUMBERS if getattr(hyperparameters, name, "auto") != "auto"}
@@ -101,27 +103,27 @@ class Began:
             return Plan.model_validate(today.model_dump() | numbers)
         except ValidationError as error:
             raise InvalidJob(
-                f"cannot resume: the plan in the run's job.resolved.json is damaged ({_first(error)}); {START_AGAIN}"
+                f"cannot resume: the plan in the run's job.resolved.json is damaged ({_describe(error)}); {START_AGAIN}"
             ) from None
 
     def keep(self, job: JobSpec) -> JobSpec:
-        """Return the job, whose model is a local folder, with the run's values.
+        """Return `job`, whose model is a local folder, with the run's values.
 
         Raises:
-            InvalidJob: The job has other values; lists all of them.
+            InvalidJob: The job has values that must not differ from the run's; lists all of them.
         """
         comparison = Comparison(self._resolved())
-        kept = comparison.kept(job, self.job)
-        problems = [*comparison.problems, *self._moved(job)]
+        resumed = comparison.kept(job, self.job)
+        problems = [*comparison.problems, *self._file_problems(job)]
         if problems:
             raise InvalidJob("cannot resume", problems)
-        if kept.cluster.context_length == "auto" and self.context_length is not None:
-            cluster = kept.cluster.model_copy(update={"context_length": self.context_length})
-            kept = kept.model_copy(update={"cluster": cluster})
-        return kept
+        if resumed.cluster.context_length == "auto" and self.context_length is not None:
+            cluster = resumed.cluster.model_copy(update={"context_length": self.context_length})
+            resumed = resumed.model_copy(update={"cluster": cluster})
+        return resumed
 
     def changes(self, kept: JobSpec) -> tuple[Change, ...]:
-        """What differs, and may, between the job that `keep` has returned and the run's."""
+        """Return the permitted differences between `kept`, the job that `keep` returned, and the run's job."""
         comparison = Comparison(self._resolved())
         comparison.kept(kept, self.job)
         now, was = paths_of(kept), paths_of(self.job)
@@ -129,9 +131,9 @@ class Began:
         return (*moved, *comparison.changes)
 
     def layout_changes(self, kept: JobSpec, placement: Placement) -> tuple[Change, ...]:
-        """Return what no longer fits of the recorded layout, if it is `auto` in the `kept` job.
+        """Return the values of the recorded layout that `placement` changes and that are `auto` in the `kept` job.
 
-        The layout as text is one change of `cluster`; settings that are not part of that text follow.
+        The first change is the layout as text, for `cluster`. Settings that are not part of that text follow.
         """
         now = RecordedLayout.of(placement)
         values = {name: (getattr(self.layout, name), getattr(now, name)) for name in RECORDED}
@@ -146,7 +148,7 @@ class Began:
         return *layouts, *(Change(f"cluster.{name}", shown(new), shown(old)) for name, old, new in others)
 
     def _resolved(self) -> dict[str, Any]:
-        """The numbers that `auto` became; none that the record lacks, or that are damaged."""
+        """Return the numbers that `auto` was resolved to, without those that are missing or damaged in the record."""
         section, plan = f"method.{self.job.method.type}", self.plan
         algorithm = self.job.method.reinforcement or self.job.supervised
         multiplier = algorithm.hyperparameters.learning_rate_multiplier
@@ -165,10 +167,10 @@ class Began:
         known = {name: value for name, value in numbers.items() if value is not None}
         return known | {f"{section}.algorithm.lora": self.job.optimizer.adapter}
 
-    def _moved(self, job: JobSpec) -> Iterator[Problem]:
-        """A problem for each file that is another one than the run's, wherever it is now.
+    def _file_problems(self, job: JobSpec) -> Iterator[Problem]:
+        """Yield a problem for each file whose contents differ from the run's file; its path may differ.
 
-        Files that cannot be read are left to the check of the job, which says so.
+        Unreadable files are skipped, because the check of the job reports them.
         """
         paths = paths_of(job)
         for field, was in paths_of(self.job).items():
@@ -182,29 +184,29 @@ class Began:
                 else:
                     only = "" if field == "model" else "; rows may only be appended"
                     message = f"its contents have changed since the run began{only}"
-                    yield Problem("job_changed", field, message, REMEDY_OF_CONTENTS)
+                    yield Problem("job_changed", field, message, CONTENTS_REMEDY)
         for field in paths.keys() - paths_of(self.job).keys():
             yield changed(field, str(paths[field]), None)
 
 
 def paths_of(job: JobSpec) -> dict[str, Path]:
-    """Return the files that a job names, and its model, which is a local folder; a missing model is its name."""
+    """Return the paths of a job's files and of its model folder, by field. A missing model has its name as path."""
     files = {name: Path(path) for name in FILES if (path := getattr(job, name)) is not None}
     return files | {"model": Path(job.model)}
 
 
 def digests_of(job: JobSpec) -> dict[str, str]:
-    """Digests of the contents of a job's files and model."""
+    """Return the digests of a job's files and model, by field."""
     return {field: digest for field, path in paths_of(job).items() if (digest := digest_of(path)) is not None}
 
 
-def _first(error: ValidationError) -> str:
+def _describe(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
     return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
 def _as_in_a_file(recorded: dict[str, Any]) -> dict[str, Any]:
-    """A recorded job in the form of a job file: the record has the bare schema of `response_format`."""
+    """Convert a recorded job to the format of a job file, in which the schema of `response_format` is wrapped."""
     match recorded:
         case {"method": {"reinforcement": {"response_format": dict(schema)}}}:
             method = recorded["method"]

@@ -1,8 +1,8 @@
-"""What of a job must be the same when its run is resumed: all that decides what is learned from which rows.
+"""Comparison of a job with the run that it resumes: settings that affect what is learned must be the same.
 
-Those are model and files by their contents, graders and guards, reward, algorithm, seed, answer format, and the limits
-of calls, tokens and steps. How endpoints are reached, resources, how often is validated and when a run ends early may
-differ: `MAY_DIFFER`. A new setting must be the same unless it is listed there.
+These are the contents of model and files, graders and guards, reward, algorithm, seed, answer format, and the limits of
+calls, tokens and steps. Settings in `MAY_DIFFER` may change: access to endpoints, resources, the interval of
+validations and early stopping. A new setting must be the same unless `MAY_DIFFER` lists it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from agent_rft.spec.job import (
 MAX_SHOWN_CHARS = 80
 START_AGAIN = "start a new run with `model` set to the checkpoint"
 REMEDY = f"resume with the value that the run began with, or {START_AGAIN}"
-REMEDY_OF_SECRETS = "name it in the job file: a run folder keeps no secrets"
+SECRETS_REMEDY = "set it in the job file, because run folders contain no secrets"
 MAY_DIFFER: Mapping[type[BaseModel], frozenset[str]] = {
     JobSpec: frozenset({"suffix", "integrations", "cluster"}),
     CommonHyperparameters: frozenset({"eval_interval"}),
@@ -47,12 +47,12 @@ MAY_DIFFER: Mapping[type[BaseModel], frozenset[str]] = {
     EndpointGrader: frozenset({"url", "hedge_after_s", "rate_limit_per_s"}),
     PythonGrader: frozenset({"timeout_s"}),
 }
-"""The settings that may differ, with all below them."""
+"""Settings that may differ, including all settings below them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A setting that may differ, and does: its value now and the one that the run began with, as JSON."""
+    """Changed setting of a resumed run: its value now and the value that the run began with, as JSON."""
 
     setting: str
     now: str
@@ -60,20 +60,20 @@ class Change:
 
 
 def may_differ(model: type[BaseModel], name: str) -> bool:
-    """Whether a setting of `model`, or of one of its base classes, may be another one than the run's."""
+    """Whether a setting of `model`, or of one of its base classes, may differ from the run's."""
     return any(name in MAY_DIFFER.get(base, ()) for base in model.__mro__)
 
 
 def changed(setting: str, now: Any, was: Any, remedy: str = REMEDY) -> Problem:
-    """The problem of a setting that is another one than the run's."""
+    """Return the problem of a setting that differs from the run's."""
     return Problem("job_changed", setting, f"is {shown(now)}, but the run began with {shown(was)}", remedy)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Compares a job with that of a run, all but its files and its model.
+    """Comparison of a job with a run's job, except for files and model.
 
-    `resolved` has the numbers that the run's `auto` became, by their settings.
+    `resolved` has the numbers to which the run's `auto` settings were resolved.
     """
 
     resolved: Mapping[str, Any]
@@ -81,49 +81,49 @@ class Comparison:
     changes: list[Change] = field(default_factory=list)
 
     def kept(self, job: JobSpec, before: JobSpec) -> JobSpec:
-        """`job` with the run's values for all that it does not name."""
-        kept: JobSpec = self._settings(_filled(job), _filled(before), "", covered=True)
-        return kept
+        """Return `job` with the run's values for all settings that it leaves out, and collect the differences."""
+        merged: JobSpec = self._merge_settings(_with_section(job), _with_section(before), "", covered=True)
+        return merged
 
-    def _settings(self, given: BaseModel, before: BaseModel, at: str, *, covered: bool) -> Any:
-        kept: dict[str, Any] = {}
+    def _merge_settings(self, given: BaseModel, before: BaseModel, at: str, *, covered: bool) -> Any:
+        merged: dict[str, Any] = {}
         for name in type(given).model_fields:
             path, mine, theirs = f"{at}.{name}".lstrip("."), getattr(given, name), getattr(before, name)
             compared = covered and not may_differ(type(given), name)
             if path in (*FILES, "model"):
-                kept[name] = mine if name in given.model_fields_set else theirs
+                merged[name] = mine if name in given.model_fields_set else theirs
             elif name in given.model_fields_set:
-                kept[name] = self._value(mine, theirs, path, covered=compared)
+                merged[name] = self._merge(mine, theirs, path, covered=compared)
             elif _has_secrets(theirs):
-                kept[name] = mine
-                is_part = isinstance(theirs, BaseModel)  # forgotten rather than left out
-                self._differs(path, mine, theirs, covered=compared or is_part, remedy=REMEDY_OF_SECRETS)
+                merged[name] = mine
+                is_part = isinstance(theirs, BaseModel)  # a section with secrets was probably forgotten
+                self._add_difference(path, mine, theirs, covered=compared or is_part, remedy=SECRETS_REMEDY)
             else:
-                kept[name] = theirs
-        mine, theirs = given.model_extra or {}, before.model_extra or {}  # the run folder has their names only
+                merged[name] = theirs
+        mine, theirs = given.model_extra or {}, before.model_extra or {}  # the run folder has only their names
         if mine.keys() != theirs.keys():
-            self._differs(at, sorted(mine), sorted(theirs), covered=False)
-        return given.model_copy(update=kept)
+            self._add_difference(at, sorted(mine), sorted(theirs), covered=False)
+        return given.model_copy(update=merged)
 
-    def _value(self, given: Any, before: Any, at: str, *, covered: bool) -> Any:
+    def _merge(self, given: Any, before: Any, at: str, *, covered: bool) -> Any:
         if isinstance(given, BaseModel) and type(given) is type(before):
-            return self._settings(given, before, at, covered=covered)
+            return self._merge_settings(given, before, at, covered=covered)
         if isinstance(given, tuple) and isinstance(before, tuple) and len(given) == len(before):
             pairs = enumerate(zip(given, before, strict=True))
-            return tuple(self._value(mine, theirs, f"{at}[{i}]", covered=covered) for i, (mine, theirs) in pairs)
+            return tuple(self._merge(mine, theirs, f"{at}[{i}]", covered=covered) for i, (mine, theirs) in pairs)
         if isinstance(given, dict) and isinstance(before, dict) and given.keys() == before.keys():
             return {
-                key: self._value(value, before[key], f"{at}.{key}", covered=covered) for key, value in given.items()
+                key: self._merge(value, before[key], f"{at}.{key}", covered=covered) for key, value in given.items()
             }
         if at in self.resolved:
             if given == "auto":
-                return before  # the run's plan has its number
+                return before  # the run's plan has the number
             before = self.resolved[at] if before == "auto" else before
         if not _are_equal(public(given), public(before)):
-            self._differs(at, given, before, covered=covered)
+            self._add_difference(at, given, before, covered=covered)
         return given
 
-    def _differs(self, at: str, given: Any, before: Any, *, covered: bool, remedy: str = REMEDY) -> None:
+    def _add_difference(self, at: str, given: Any, before: Any, *, covered: bool, remedy: str = REMEDY) -> None:
         now, was = public(given), public(before)
         if covered:
             self.problems.append(changed(at, now, was, remedy))
@@ -131,8 +131,8 @@ class Comparison:
             self.changes.append(Change(at, shown(now), shown(was)))
 
 
-def _filled(job: JobSpec) -> JobSpec:
-    """The job with its method's section, which a supervised job may leave out."""
+def _with_section(job: JobSpec) -> JobSpec:
+    """Return the job with its method's section, which supervised jobs may leave out."""
     if job.method.type == "supervised" and job.method.supervised is None:
         return job.model_copy(update={"method": job.method.model_copy(update={"supervised": Supervised()})})
     return job
@@ -155,7 +155,7 @@ def _has_secrets(value: Any) -> bool:
 
 
 def public(value: Any) -> Any:
-    """The value as it is recorded: a tool's own keys may be secrets."""
+    """Return a value as it is recorded: the extra fields of a tool are redacted, because they may be secrets."""
     if isinstance(value, BaseModel):
         found = {name: public(getattr(value, name)) for name in type(value).model_fields}
         return found | dict.fromkeys(value.model_extra or {}, REDACTED)
@@ -167,6 +167,6 @@ def public(value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """The value in a message, cut in the middle if it is long: paths differ at their ends."""
+    """Return a value as text for a message. Long text is cut in the middle, because paths differ at their ends."""
     text = "not set" if value is None else json.dumps(value)
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:20]}...{text[-60:]}"

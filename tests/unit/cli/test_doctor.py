@@ -55,7 +55,7 @@ def test_one_model_of_several_that_cannot_be_trained_is_a_failure(model: Path, w
 def test_a_model_whose_template_renders_no_calls_is_trainable_without_tools(without_tools: Path) -> None:
     shown = " ".join(models("doctor", without_tools).output.split())
     assert "plain0: trainable without tools" in shown
-    assert "it works without tools; for tools, set model_options.chat_template to a template" in shown
+    assert "usable without tools; for tools, set model_options.chat_template to a template" in shown
     assert "agent-rft models template" in shown and "parallel calls" not in shown
     (row,) = [json.loads(line) for line in models("doctor", without_tools, "--json").output.splitlines()]
     assert (row["examined"]["family"], row["examined"]["tool_parser"]) == ("unknown", None)
@@ -78,8 +78,8 @@ def test_the_written_template_makes_it_trainable(without_tools: Path, tmp_path: 
     [
         (("doctor", "{model}", "--tool-parser", "x" * 65), "at most 64 characters"),
         (("doctor", "{model}", "--chat-template", "/no/such.jinja"), "cannot be read"),
-        (("template", "{model}"), "has tools already"),
-        (("template", "no-such-folder"), "there is no folder no-such-folder"),
+        (("template", "{model}"), "already supports tools"),
+        (("template", "no-such-folder"), "the folder no-such-folder does not exist"),
     ],
 )
 def test_what_makes_no_sense_is_refused(model: Path, arguments: tuple[str, ...], message: str) -> None:

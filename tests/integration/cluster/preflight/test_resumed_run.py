@@ -271,7 +271,7 @@ async def test_rows_that_are_too_long_today_warn_it(stopped: Stopped) -> None:
     change_record(stopped, context_length=20)
     found = await prepared(stopped)
     first = next(warning for warning in found.warnings if warning.startswith("training_file.messages, rows 1"))
-    assert ": the row takes" in first
+    assert ": the row needs" in first
     assert len(found.tasks) == 10
 
 

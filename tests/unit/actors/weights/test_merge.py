@@ -123,4 +123,4 @@ def test_a_whole_model_a_lost_base_and_an_existing_folder_are_refused(
     assert f"{tmp_path} exists" in error_of(adapter, tmp_path)
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "/gone"}))
-    assert "of its base there is no folder /gone" in error_of(adapter, tmp_path / "out")
+    assert "its base model cannot be used: the folder /gone does not exist" in error_of(adapter, tmp_path / "out")

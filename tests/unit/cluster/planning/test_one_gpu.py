@@ -47,7 +47,7 @@ def test_what_fits_at_once_shares_the_memory() -> None:
     assert ONE_24.usable_gpu_bytes is not None
     assert engine.memory.gpu_bytes + rank.memory.gpu_bytes <= ONE_24.usable_gpu_bytes
     assert (engine.memory.num_sequences or 0) >= MIN_SEQUENCES_AT_ONCE
-    assert "both at once" in str(how_shared(plan.placement))
+    assert "both run concurrently" in str(how_shared(plan.placement))
 
 
 def test_what_does_not_fit_at_once_takes_turns() -> None:
@@ -55,11 +55,11 @@ def test_what_does_not_fit_at_once_takes_turns() -> None:
     engine, rank = plan.assignments
     assert plan.fits and plan.placement.turns and engine.memory is not None and rank.memory is not None
     for memory in (engine.memory, rank.memory):
-        assert memory.gpu["context of the other"] == CUDA_CONTEXT_BYTES
-    assert engine.memory.host["asleep"] == engine.memory.gpu["weights"]
+        assert memory.gpu["other CUDA context"] == CUDA_CONTEXT_BYTES
+    assert engine.memory.host["offloaded"] == engine.memory.gpu["weights"]
     state = ("weights", "gradients", "optimizer")
     kept = sum(rank.memory.gpu[part] for part in state)
-    assert kept * (1 + ASLEEP_SLACK) == pytest.approx(rank.memory.host["asleep"])
+    assert kept * (1 + ASLEEP_SLACK) == pytest.approx(rank.memory.host["offloaded"])
     assert "take turns" in str(how_shared(plan.placement)) and "not yet measured" in str(how_shared(plan.placement))
 
 
@@ -164,5 +164,5 @@ def test_changes_of_turns_take_time_in_the_cost_of_a_step() -> None:
     resident = [replace(place, memory=replace(place.memory, host={})) for place in plan.assignments if place.memory]
     stays = step_cost(made, replace(plan, assignments=tuple(resident)))
     assert cost is not None and stays is not None and cost.update_s == stays.update_s
-    asleep = sum(parts.host["asleep"] for parts in memory if "asleep" in parts.host)
+    asleep = sum(parts.host["offloaded"] for parts in memory if "offloaded" in parts.host)
     assert cost.step_s - stays.step_s == pytest.approx(2 * asleep / MOVE_BYTES_PER_S) and asleep > GIB

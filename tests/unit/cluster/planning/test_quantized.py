@@ -118,8 +118,8 @@ def test_all_experts_of_a_layer_are_gathered_and_sent_as_one(tmp_path: Path) -> 
     many = replace(model, expert_parameters=fused)
     assert many.largest_parameter == 2 * 128 * 2048 * 2880 > 201_088 * 2880
     few, more = of_rank(model), of_rank(many)
-    assert few.host["leaving weights"] == 201_088 * 2880 * 2 > MAX_BUCKET_BYTES
-    assert more.host["leaving weights"] == many.largest_parameter * 2
+    assert few.host["outgoing weights"] == 201_088 * 2880 * 2 > MAX_BUCKET_BYTES
+    assert more.host["outgoing weights"] == many.largest_parameter * 2
     assert more.gpu["weights"] - few.gpu["weights"] == (fused - LIVE_PARAMETERS) * 2
 
 

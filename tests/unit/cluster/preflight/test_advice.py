@@ -52,7 +52,7 @@ def test_many_epochs_over_a_few_rows_are_told() -> None:
 def test_a_warm_up_that_never_ends_is_told() -> None:
     algorithm = {"algorithm": {"warm_up_steps": PLAN.steps}}
     (warning,) = told(rows("a", "b"), algorithm)
-    assert warning.startswith(f"algorithm.warm_up_steps: {PLAN.steps}: at the last of the job's {PLAN.steps} steps")
+    assert warning.startswith(f"algorithm.warm_up_steps: with {PLAN.steps} steps, the learning rate still rises")
     assert told(rows("a", "b"), algorithm, steps=PLAN.steps + 1) == []
 
 
@@ -101,7 +101,7 @@ def test_names_that_the_models_own_form_of_calls_cannot_hold_are_told(tmp_path: 
     served = [{"name": name, "server_url": "http://localhost"} for name in ("a>b", "cat")]
     ours, models = told(rows("a", tools=[tool("a>b"), tool("cat")]), {"tools": served}, renderer)
     assert "OpenAI's API" in ours
-    assert "'a>b' are not read in the form in which this model writes them" in models
+    assert "cannot read the name 'a>b'" in models
 
 
 def test_calls_that_may_outlast_their_rollout_are_told() -> None:

@@ -308,7 +308,7 @@ async def test_a_patience_that_is_never_used_up_gives_a_warning(case: Case) -> N
     case.reinforcement = {"early_stop": {"patience": 3}, "hyperparameters": {"n_epochs": 5, "eval_interval": 2}}
     case.job = {"validation_file": case.write("validation.jsonl", [row("new question?")])}
     [warning] = (await case.prepare()).warnings
-    assert "the job has 3, one each 2 steps" in warning
+    assert "it has 3, one every 2 steps" in warning
 
 
 async def test_settings_that_are_rarely_intended_give_warnings(case: Case) -> None:
@@ -319,7 +319,7 @@ async def test_settings_that_are_rarely_intended_give_warnings(case: Case) -> No
     }
     case.job = {"test_file": case.write("test.jsonl", [row(), row("new question?")])}
     shared, unused, thoughts = await case.warnings()
-    assert "1 of 2 rows are in the training file too" in shared
+    assert "1 of 2 rows are also in the training file" in shared
     assert "'grep'" in unused
     assert "cannot be limited" in thoughts
     assert case.tool.received[-1].body["name"] == "cat"
@@ -426,7 +426,7 @@ async def test_a_row_that_leaves_no_room_for_an_answer_is_too_long(case: Case) -
         "train.jsonl",
         2,
     )
-    assert "the context holds 2048" in problem.message
+    assert "the context has 2048" in problem.message
     assert "raise cluster.context_length" in problem.remedy
 
 
@@ -940,7 +940,7 @@ async def test_a_run_that_only_grades_needs_room_neither_for_a_learner_nor_for_c
     assert [place.role for place in prepared.cluster.assignments] == ["engine"]
 
 
-@pytest.mark.parametrize(("shm_bytes", "message"), [(None, "there is no shared memory"), (1 << 20, "1 MiB are free")])
+@pytest.mark.parametrize(("shm_bytes", "message"), [(None, "no shared memory exists"), (1 << 20, "1 MiB are free")])
 async def test_too_little_shared_memory_is_refused(case: Case, shm_bytes: int | None, message: str) -> None:
     case.free = Free(PLENTY.disk_bytes, shm_bytes)
     problem = await case.only_problem()

@@ -70,7 +70,7 @@ def test_a_row_that_leaves_no_room_for_arguments_is_named_with_its_size(reinforc
     assert size_problems(spec, [row_of(MAX_ROW_BYTES), row_of(MAX_ROW_BYTES, "报")]) == []
     (problem,) = size_problems(spec, [row_of(MAX_ROW_BYTES + 1, "报")])
     assert (problem.code, problem.field, problem.line) == ("row_too_large", "training_file", 3)
-    assert "takes 500,001 bytes, but at most 500,000" in problem.message and "in a file" in problem.remedy
+    assert "has 500,001 bytes, but at most 500,000" in problem.message and "to a file" in problem.remedy
 
 
 def test_a_row_is_bounded_only_where_it_is_sent() -> None:

@@ -32,7 +32,7 @@ def test_rays_token_is_readable_by_its_user_only(tmp_path: Path) -> None:
 
 def test_a_home_in_which_no_token_can_be_kept_is_refused_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / ".ray").write_text("a file")
-    with pytest.raises(UserError, match=r"\.ray/auth_token cannot be kept: .*; set HOME to a folder"):
+    with pytest.raises(UserError, match=r"\.ray/auth_token cannot be stored: .*; set HOME to a folder"):
         keep_token_private(str(tmp_path), {})
     assert (tmp_path / ".ray").read_text() == "a file"
 

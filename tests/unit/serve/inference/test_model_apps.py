@@ -38,7 +38,7 @@ def test_a_base_model_with_a_hugging_face_name_is_served_from_the_cache(tmp_path
 
 def test_a_model_that_is_not_there_is_named_with_the_remedy() -> None:
     with pytest.raises(
-        UserError, match=r"gpt-5: there is no folder no/such-model.*run `hf download no/such-model` first"
+        UserError, match=r"gpt-5: the folder no/such-model does not exist.*run `hf download no/such-model` first"
     ):
         engine_config(base_model("no/such-model"), RESOURCES)
 

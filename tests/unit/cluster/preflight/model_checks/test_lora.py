@@ -70,7 +70,7 @@ def test_reinforcement_needs_adapters_in_the_engine(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["KimiLinearForCausalLM"]}))
     [problem] = problems_of({}, tmp_path, "reinforcement")
     assert (problem.code, problem.field) == ("no_adapters", "method.reinforcement.algorithm.lora")
-    assert problem.message.endswith("runs no adapters on KimiLinearForCausalLM")
+    assert problem.message.endswith("does not support LoRA for KimiLinearForCausalLM")
     assert problems_of({}, tmp_path) == []
 
 
@@ -92,7 +92,7 @@ def test_an_adapter_needs_its_base_and_one_that_fits(tmp_path: Path, tmp_path_fa
     model, other = adapter_in(tmp_path, base=tmp_path / "gone"), tmp_path_factory.mktemp("other")
     [problem] = problems_of({"rank": 4}, model)
     assert (problem.code, problem.field) == ("missing_model", "model")
-    assert "is an adapter, and of its base there is no folder" in problem.message
+    assert "is an adapter, and its base model cannot be used: the folder" in problem.message
     assert "base_model_name_or_path" in problem.remedy
     assert read_sizes(ModelFolder.find(str(model))) == (None, [problem])
 
@@ -102,7 +102,7 @@ def test_an_adapter_needs_its_base_and_one_that_fits(tmp_path: Path, tmp_path_fa
     (other / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
     [problem] = problems_of({"rank": 4}, adapter_in(tmp_path, base=other))
     assert (problem.code, problem.field) == ("adapter_of_another_model", "model")
-    assert f"does not fit its base {other} and `lora`" in problem.message
+    assert f"does not fit its base model {other} and `lora`" in problem.message
     assert "base_model_name_or_path" in problem.remedy
 
 

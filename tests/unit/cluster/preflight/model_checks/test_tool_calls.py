@@ -69,7 +69,7 @@ def case(tmp_path: Path) -> Case:
 async def test_a_job_without_tools_is_accepted_with_a_warning(case: Case) -> None:
     found = await case.prepare({"messages": [QUESTION]})
     (warning,) = [text for text in found.warnings if text.startswith("model: ")]
-    assert "works without tools only, because no parser reads the calls of the model's template" in warning
+    assert "works only without tools, because no parser reads the calls that the model's template writes" in warning
     assert "[tools_unsupported]" in warning and "agent-rft models template FOLDER" in warning
     assert (found.dialect.family, found.dialect.tool_parser) == ("unknown", None)
     assert found.renderer.end_tokens == {found.renderer.tokenizer.eos_token_id: "<|im_end|>"}
@@ -89,7 +89,7 @@ async def test_a_job_with_tools_is_refused(case: Case) -> None:
     method = {"type": "reinforcement", "reinforcement": reinforcement}
     (problem,) = await case.problems({"messages": [QUESTION], "tools": [TOOL]}, method=method)
     assert (problem.code, problem.field) == ("calls_not_read", "model_options.tool_parser")
-    assert "no parser reads the calls of the model's template: the template does not render calls" in problem.message
+    assert "reads the calls that the model's template writes: the template does not render calls" in problem.message
     assert "agent-rft models template FOLDER" in problem.remedy
 
 

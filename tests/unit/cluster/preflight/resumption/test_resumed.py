@@ -89,7 +89,7 @@ def test_a_change_inside_a_grader_is_found(tmp_path: Path, changes: dict[str, An
 @pytest.mark.parametrize("name", ["tools", "session"])
 def test_a_part_with_secrets_that_is_no_longer_named_is_refused(tmp_path: Path, name: str) -> None:
     less = job({key: value for key, value in EVERYTHING.items() if key != name}, model=str(BASE))
-    with pytest.raises(InvalidJob, match="a run folder keeps no secrets") as raised:
+    with pytest.raises(InvalidJob, match="run folders contain no secrets") as raised:
         began(tmp_path, job(EVERYTHING, model=str(BASE))).keep(less)
     assert [problem.field for problem in raised.value.problems] == [f"method.reinforcement.{name}"]
 
@@ -195,7 +195,7 @@ def test_no_message_shows_what_a_tools_own_keys_hold(tmp_path: Path, now: str) -
         before, given = job(model=str(BASE), method={"type": "supervised"}), before
     with pytest.raises(InvalidJob, match="cannot resume") as raised:
         began(tmp_path, before).keep(given)
-    assert "secret" not in str(raised.value).replace("keeps no secrets", "")
+    assert "secret" not in str(raised.value).replace("contain no secrets", "")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_no_message_shows_what_a_tools_own_keys_hold(tmp_path: Path, now: str) -
         ("[]", "is damaged"),
         ('{"format": 4, "job": [], "plan": {}}', "by a newer version"),
         ('{"format": "new"}', "is damaged"),
-        ('{"format": 3, "job": null, "plan": {}}', "has no job.resolved.json"),
+        ('{"format": 3, "job": null, "plan": {}}', "is missing or has no job and plan"),
         ('{"format": 3, "job": {}, "plan": []}', "is damaged"),
         ('{"format": 3, "job": {}, "plan": {}, "digests": ["a"]}', "is damaged"),
         ('{"format": 3, "job": {}, "plan": {}, "context_length": 0}', "is damaged"),
@@ -302,7 +302,7 @@ def write_model(folder: Path, weights: bytes) -> Path:
 
 
 def test_a_model_that_was_trained_on_is_another_one_and_a_readme_does_not_matter(tmp_path: Path) -> None:
-    size = contents.WHOLE_BYTES + 12_345
+    size = contents.MAX_FULL_BYTES + 12_345
     model = write_model(tmp_path / "model", bytes(size))
     found = began(tmp_path, job(model=str(model)))
     (model / "README.md").write_text("mine")
