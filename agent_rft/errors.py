@@ -1,4 +1,4 @@
-"""Errors whose class says who is responsible. All survive pickling, because they may cross a Ray boundary.
+"""Errors, whose classes name the responsible party. All survive pickling, because they may cross a Ray boundary.
 
 `UserError` and its subclasses stop the job and are shown to the user unchanged. `Discard` ends one rollout without a
 grade. `Halted` stops training because its numbers can no longer be trusted.
@@ -11,7 +11,10 @@ from typing import Any
 
 
 class RftError(Exception):
-    """Base class of all errors raised on purpose. `details` are plain values for logs and events, never secrets."""
+    """Base class of all errors that agent-rft raises on purpose.
+
+    `details` are plain values for logs and events, never secrets.
+    """
 
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -20,20 +23,21 @@ class RftError(Exception):
 
     @property
     def public(self) -> str:
-        """What a server's clients are told: the message, except where it quotes the error of a program or names a path.
+        """Message for a server's clients: by default `message`.
 
-        Such an error is raised with the detail `public`; its message is for the server's log.
+        An error whose message quotes another program's error or names a path has the detail `public`. Its `message` is
+        then only for the server's log.
         """
         return str(self.details.get("public", self.message))
 
     @property
     def problem(self) -> str:
-        """The message without its remedy, if it has one."""
+        """Message without the fix, if it has one."""
         return str(self.details.get("problem", self.message))
 
     @property
     def remedy(self) -> str:
-        """The end of the message that says what to do; empty if there is none."""
+        """End of the message that describes the fix; empty if there is no fix."""
         return str(self.details.get("remedy", ""))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -46,9 +50,9 @@ def _rebuild(cls: type[RftError], message: str, details: dict[str, Any]) -> RftE
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem with a job: the field, what is wrong, how to fix it, and the file and line if known.
+    """One problem with a job: its field, the problem, the fix, and the file and line if available.
 
-    `rows` are all lines of a mistake that several rows share, such as "1-7, 9"; `line` is the first of them.
+    `rows` are all lines of a problem that several rows share, such as "1-7, 9"; `line` is the first of them.
     """
 
     code: str
@@ -61,7 +65,7 @@ class Problem:
 
     @property
     def place(self) -> str:
-        """The field with its line or rows: `training_file, line 3`."""
+        """Field with its line or rows: `training_file, line 3`."""
         line = "" if self.line is None else f", line {self.line}"
         return self.field + (f", rows {self.rows}" if self.rows else line)
 
@@ -87,29 +91,29 @@ class InvalidJob(UserError):
 
 
 class MadeBefore(UserError):
-    """A version before 0.2.0 made a database, a run folder or one of its files; no later version reads it."""
+    """A version before 0.2.0 created a database, a run folder or one of its files, which later versions do not read."""
 
     @classmethod
     def of(cls, what: str, public: str | None = None) -> MadeBefore:
-        """Create the error for a thing, with its path or URL; `public` names it to the clients of a server."""
+        """Return the error for a path or URL; `public` is its name for a server's clients."""
         message = "{} was made before 0.2.0; finish or export it with the version that made it"
         return cls(message.format(what), public=message.format(public or what))
 
 
 class EndpointRefused(UserError):
-    """An endpoint refuses its key (401, or most answers are 403): a configuration error that no retry can fix."""
+    """An endpoint rejects its key (401, or most answers are 403): a configuration error that no retry can fix."""
 
 
 class CannotOpen(UserError):
-    """A text was sealed with another master secret, for something else, or was changed since."""
+    """A string was sealed with another master secret or for another purpose, or was changed since."""
 
 
 class CannotStart(UserError):
-    """A process of the job fails every time it starts, because something it needs is missing on its node."""
+    """A process of the job fails at every start, because a requirement is missing on its node."""
 
 
 class Discard(RftError):
-    """One rollout was lost to an infrastructure failure. It has no grade and no part in its group's statistics."""
+    """A rollout was lost to an infrastructure failure. It has no grade and is excluded from its group's statistics."""
 
     reason = "other"
 
@@ -117,46 +121,46 @@ class Discard(RftError):
 class ToolFailed(Discard):
     """A tool call failed after all retries or at its deadline.
 
-    The tool may be at fault, or the row too large for a call, so the model is not graded for it. An answer with a
-    status of 400 to 499 does not count: the model sees it as an error, except those about sizes and missing credit.
-    Look at the errors of the endpoint by kind, and at your server's log by trace id.
+    The cause may be the tool, or a row that is too large for a call, so the model is not graded for it. A response with
+    status 400 to 499 does not count, because the model sees it as an error; statuses about sizes and missing credit do.
+    Check the endpoint's errors by kind, and your server's log by trace id.
     """
 
     reason = "tool_failed"
 
 
 class GraderFailed(Discard):
-    """The grader returned no finite number, after all retries or at its deadline. Never treated as a grade of 0.
+    """The grader did not return a finite number after all retries or at its deadline. Never treated as a grade of 0.
 
-    If it fails for some samples only, those are missing in training: grade them again with `agent-rft grade RUN`, which
-    lists its errors.
+    If the grader fails only for some samples, training lacks these samples. Grade them again with `agent-rft grade
+    RUN`, which lists the errors.
     """
 
     reason = "grader_failed"
 
 
 class RolloutTimeout(Discard):
-    """A rollout's model and tool time was longer than `limits.rollout_timeout_s`.
+    """A rollout's model and tool time exceeded `limits.rollout_timeout_s`.
 
-    Mostly a tool is slow. Raise the limit or allow fewer calls. Waiting does not count; see rollout_waited.
+    Usually a tool is slow. Raise the limit or allow fewer calls. Waiting does not count; see rollout_waited.
     """
 
     reason = "rollout_timeout"
 
 
 class RolloutWaited(Discard):
-    """A rollout waited longer than six times `limits.rollout_timeout_s`: for an engine, a session, tools or its grade.
+    """A rollout waited longer than six times `limits.rollout_timeout_s`, for an engine, a session, tools or its grade.
 
-    The model is not at fault. The message names what it waited for longest: give that more capacity or, for a tool,
-    grader or session server that can handle more, raise its `max_concurrency`. Else lower `max_staleness` or the
-    rollouts per step, so that fewer rollouts run at a time.
+    The model is not the cause. The message names what the rollout waited for longest: increase its capacity. If it is a
+    tool, grader or session server that can handle more, raise its `max_concurrency`. Otherwise lower `max_staleness` or
+    the rollouts per step, so that fewer rollouts run concurrently.
     """
 
     reason = "rollout_waited"
 
 
 class EngineFailed(Discard):
-    """The engine of a rollout died or was fenced off. The engine is replaced, and the rollout is tried again."""
+    """The engine of a rollout died or was fenced. The engine is replaced, and the rollout is tried again."""
 
     reason = "engine_failed"
 
@@ -164,7 +168,7 @@ class EngineFailed(Discard):
 class TemplateFailed(Discard):
     """The model's chat template could not render a rollout's conversation after a turn of the model.
 
-    Most templates that do this know no tool results, or refuse them. Give the job a template that renders them.
+    Usually the template does not support tool results, or rejects them. Set a template that renders them.
     """
 
     reason = "template_failed"
@@ -173,16 +177,16 @@ class TemplateFailed(Discard):
 class LearnerFailed(RftError):
     """A learner rank died, failed or timed out, so no update can be trusted.
 
-    The learner starts again from the last checkpoint; the run ends if that has failed too often at one step.
+    The learner restarts from the last checkpoint. The run ends if the learner failed too often at one step.
     """
 
 
 class Halted(RftError):
-    """Training stopped because its numbers can no longer be trusted (gradients, starvation, engine drift)."""
+    """Training stopped, as its numbers can no longer be trusted (gradients, zero-variance batches, engine drift)."""
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first leaf error of a task group; the others are mostly its consequences."""
+    """Return the first leaf error of a task group; the other errors are usually its consequences."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

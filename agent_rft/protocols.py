@@ -1,4 +1,4 @@
-"""The protocols that the loop depends on: `cluster/run/job_run.py` passes actors, tests pass fakes."""
+"""Protocols that the loop depends on: `cluster/run/job_run.py` passes actors, tests pass fakes."""
 
 from __future__ import annotations
 
@@ -11,39 +11,44 @@ from agent_rft.run_events import RunEvent
 from agent_rft.types import Converted, Group, GroupRequest, StepReport, SyncReport, TrainSequence
 
 Emit = Callable[[Event], None]
-"""Reports an event; returns at once and never raises."""
+"""Callback that reports an event. It returns immediately and never raises."""
 
 
 class Rollouts(Protocol):
-    """Samples and grades rollouts, and gives the engines new weights."""
+    """Interface to the engines and graders: samples and grades rollouts, and publishes new weights."""
 
     async def sample(self, request: GroupRequest) -> Group:
         """Run and grade `request.size` rollouts. Failed ones are in `Group.discarded`.
 
         Raises:
-            UserError: An endpoint refuses access, so that nothing can be graded.
+            UserError: An endpoint rejects the key, so that nothing can be graded.
         """
 
     async def counts(self) -> dict[str, float]:
-        """Totals since the start, by metric name.
+        """Return totals since the start by metric name.
 
-        They are outcomes of rollouts (`account/...`) and statistics of the endpoints that they called (`endpoint/...`).
+        The metrics are outcomes of rollouts (`account/...`) and statistics of the endpoints that they called
+        (`endpoint/...`).
         """
 
     async def publish(self, version: int) -> SyncReport:
-        """Send the learner's weights to all engines as `version`. Returns when every engine samples with them."""
+        """Send the learner's weights to all engines as `version`. Return when every engine samples with them."""
 
 
 class Checkpointable(Protocol):
-    """The weights and all training state, which a checkpoint holds."""
+    """Holder of the weights and all training state, which checkpoints contain."""
 
     async def snapshot(self) -> None:
-        """Copy to host memory all that `write` writes, in place of the snapshot before; then training may go on."""
+        """Copy the state that `write` needs to host memory, replacing the previous snapshot.
+
+        Training may continue afterwards.
+        """
 
     async def write(self, folder: Path) -> None:
-        """Write the snapshot into an existing empty folder, and free it; training may go on meanwhile.
+        """Write the snapshot to an existing empty folder, and free it. Training may continue concurrently.
 
-        The folder gets the model (Hugging Face format) and, in its subfolder `state`, what only `load` needs.
+        The folder receives the model (Hugging Face format) and, in its subfolder `state`, the data that only `load`
+        needs.
 
         Raises:
             OSError: The disk is full or read-only. The snapshot is kept.
@@ -52,28 +57,28 @@ class Checkpointable(Protocol):
     async def load(self, folder: Path) -> Converted | None:
         """Restore weights, optimizer and schedule from a folder that `write` wrote.
 
-        Returns what was converted, if the folder was written with another number of ranks, ZeRO stage or dtype.
+        Return the conversion, if the folder was written with a different number of ranks, ZeRO stage or dtype.
         """
 
     async def restart(self) -> None:
-        """Start again with the model that the job began with, after a call raised LearnerFailed."""
+        """Restart with the model that the job began with, after a call raised LearnerFailed."""
 
 
 class Learner(Checkpointable, Protocol):
-    """Updates the weights."""
+    """The part of a run that updates the weights."""
 
     async def step(self, sequences: Sequence[TrainSequence], version: int) -> StepReport:
-        """Train on one batch, from policy `version`; the loss is over all tokens of all `sequences`."""
+        """Train on one batch, starting from policy `version`. The loss is over all tokens of all `sequences`."""
 
     async def rest(self) -> None:
-        """The learner is not needed until the next call: engines that share its devices have their turn."""
+        """Release shared devices to the engines until the next call."""
 
     async def check(self) -> None:
-        """Returns at once, or raises LearnerFailed if the learner was lost since the last call."""
+        """Raise LearnerFailed if the learner was lost since the last call. Returns immediately."""
 
 
 class EventSink(Protocol):
-    """Receives what the loop reports. Calls return at once and never raise."""
+    """Receiver of the loop's events and groups. Calls return immediately and never raise."""
 
     def emit(self, event: Event) -> None: ...
 
@@ -82,7 +87,7 @@ class EventSink(Protocol):
 
 
 class Sink(Protocol):
-    """Receives the redacted events of a run in order: a view, a store, a third-party tracker."""
+    """Receiver of a run's redacted events in order: a view, a store, a third-party tracker."""
 
     def event(self, event: RunEvent) -> None: ...
 

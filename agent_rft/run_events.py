@@ -1,6 +1,6 @@
 """Stored events: an envelope with job, step, time and message, and the codec of its JSON line.
 
-An event of a later version, which cannot be decoded, keeps its stored level and message.
+An event of a later version cannot be decoded, and keeps its stored level and message.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from agent_rft.types import Evaluation
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """An event of a job as stored and shown. `time` is in Unix seconds; `message` is a sentence for people.
+    """An event of a job as it is stored and shown. `time` is in Unix seconds; `message` is a human-readable sentence.
 
-    `event` is None if this program does not know `kind` and `version`: the event is of a later version. Use `level`,
-    `message` and `data` instead.
+    `event` is None if this program does not support `kind` and `version`, because a later version wrote the event. Use
+    `level`, `message` and `data` instead.
     """
 
     job: str
@@ -35,7 +35,7 @@ class RunEvent:
     event: Event | None = None
 
     def as_line(self) -> dict[str, Any]:
-        """The event as a line of events.jsonl; `time` is ISO 8601 in UTC."""
+        """Return the event as a line of events.jsonl; `time` is ISO 8601 in UTC."""
         return {
             "time": datetime.fromtimestamp(self.time, UTC).isoformat(timespec="milliseconds"),
             "level": self.level,
@@ -49,14 +49,14 @@ class RunEvent:
 
     @classmethod
     def from_line(cls, line: dict[str, Any]) -> RunEvent:
-        """The event in a line."""
+        """Return the event of a line of events.jsonl."""
         time = datetime.fromisoformat(line["time"]).timestamp()
-        told = line["level"], line["message"]
-        return stored(line["job"], line["step"], time, *told, line["kind"], line["version"], line["data"])
+        shown = line["level"], line["message"]
+        return stored(line["job"], line["step"], time, *shown, line["kind"], line["version"], line["data"])
 
 
 def data_of(event: Event) -> dict[str, Any]:
-    """The event's fields as JSON values, without `step`, which the envelope has."""
+    """Return the event's fields as JSON values, without `step`, which is in the envelope."""
     data = asdict(event)
     del data["step"]
     return data
@@ -65,12 +65,12 @@ def data_of(event: Event) -> dict[str, Any]:
 def stored(
     job: str, step: int, time: float, level: Level, message: str, kind: str, version: int, data: dict[str, Any]
 ) -> RunEvent:
-    """A RunEvent from its stored fields, with the event decoded."""
+    """Return a RunEvent from its stored fields, with the event decoded."""
     return RunEvent(job, step, time, level, message, kind, version, data, decode(kind, version, data, step))
 
 
 def evaluation_of(data: Mapping[str, Any]) -> Evaluation:
-    """The evaluation with this `as_dict`; null stands for a number that was not finite.
+    """Return the evaluation with this `as_dict`; null stands for a number that was not finite.
 
     Raises:
         TypeError: A field is missing.
@@ -82,15 +82,15 @@ def evaluation_of(data: Mapping[str, Any]) -> Evaluation:
 
 
 def decode(kind: str, version: int, data: dict[str, Any], step: int) -> Event | None:
-    """The event whose `data_of` is `data`; None if it is damaged, or the kind or version is unknown."""
+    """Return the event whose `data_of` is `data`, or None if it is damaged or its kind or version is unknown."""
     cls = KINDS.get(kind)
     if cls is None or version != cls.VERSION:
         return None
     hints = _hints(kind)
     try:
-        values = {f.name: _value(hints[f.name], data[f.name]) for f in fields(cls) if f.name in data}
+        values = {f.name: _convert_value(hints[f.name], data[f.name]) for f in fields(cls) if f.name in data}
         return replace(cls(**values), step=step)
-    except (TypeError, ValueError, AttributeError):  # damaged: its message is shown
+    except (TypeError, ValueError, AttributeError):  # a damaged event still shows its message
         return None
 
 
@@ -99,8 +99,8 @@ def _hints(kind: str) -> dict[str, Any]:
     return get_type_hints(KINDS[kind])
 
 
-def _value(hint: Any, value: Any) -> Any:
-    """Converts a JSON value to a field's type: JSON has no tuples, and NaN was stored as null."""
+def _convert_value(hint: Any, value: Any) -> Any:
+    """Convert a JSON value to a field's type: JSON has no tuples, and NaN was stored as null."""
     if hint is Evaluation:
         return evaluation_of(value)
     if hint == tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The data types that all packages share: frozen, slotted, with no behaviour beyond derived values.
+"""Data types that all packages share: frozen, slotted, without behavior beyond derived values.
 
 All token-level arrays of a segment have shape [T], where T is the number of tokens from the first prompt token to the
 last sampled token.
@@ -23,7 +23,7 @@ Finish = Literal["answer", "max_steps", "max_tokens", "context"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One row of a dataset. `item` is the whole row, as graders and tools receive it."""
+    """One row of a dataset. `item` is the complete row, as graders and tools receive it."""
 
     row_id: str
     messages: tuple[Message, ...]
@@ -32,14 +32,14 @@ class Task:
 
     @property
     def line(self) -> int:
-        """The row's line in its file (see `agent_rft.rows.rows`); 0 if the id has none."""
+        """Line of the row in its file (see `agent_rft.rows.rows`); 0 if the id has no line."""
         number = self.row_id.partition("-")[0]
         return int(number) if number.isdecimal() else 0
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call as the model wrote it. `arguments` is JSON text, not yet parsed (and maybe not valid JSON)."""
+    """A tool call as the model wrote it. `arguments` is JSON text that is not parsed yet and may be invalid."""
 
     call_id: str
     name: str
@@ -51,7 +51,7 @@ class ToolResult:
     """The result of a tool call, as the model sees it.
 
     Attributes:
-        error: None, a mistake of the model (malformed_call, unknown_tool, invalid_arguments, over_budget), or
+        error: None, an error of the model (malformed_call, unknown_tool, invalid_arguments, over_budget), or
             tool_error, a 4xx response of the tool.
         latency_s: Latency of the successful attempt, without queueing and retries.
         truncated: Whether `output` was cut.
@@ -87,13 +87,13 @@ class Grade:
     """The grade of one rollout: a finite number, before any penalty.
 
     Attributes:
-        value: The grade. If a guard was triggered, the reward that the guard sets instead.
-        scores: The scores of a multi grader's parts, or those in an endpoint's answer. If the job has guards,
+        value: The grade or, if a guard was triggered, the reward that the guard sets instead.
+        scores: The scores of a multi grader's parts, or the scores in an endpoint's answer. If the job has guards,
             `scores["ungated"]` is the grade without them.
         guard: Name of the guard that was triggered, or None.
-        reason: Why the guard was triggered; otherwise the explanation of the judge or endpoint, if any.
-        held_out: The grade of the held-out grader. None if there is no such grader or if it failed.
-        held_out_error: Why the held-out grader failed.
+        reason: Reason for which the guard was triggered, otherwise the explanation of the judge or endpoint, if any.
+        held_out: Grade of the held-out grader; None if there is no such grader or it failed.
+        held_out_error: Error of the held-out grader.
         judge_tokens: Tokens spent on judge models, by model.
     """
 
@@ -111,15 +111,15 @@ class Grade:
 class Segment:
     """One training sample of a rollout: a prompt as the engine saw it, and what was sampled after it.
 
-    Tokens that were sampled in earlier segments are history in the prompt and masked out, so none is trained twice.
+    Tokens that were sampled in earlier segments are masked history in the prompt, so no token is trained on twice.
 
     Attributes:
         token_ids: [T] int32, prompt, sampled and environment tokens in the order in which the engine saw them.
         loss_mask: [T] bool, True for tokens that the engine sampled in this segment; only these are trained on.
         logprobs: [T] float32, log-probability under the engine at the sampling temperature; 0 where masked out.
         versions: [T] int32, the policy version that sampled the token; -1 where masked out.
-        experts: [T, L, k], those that each of L layers of the engine chose for the token (0 in layers without; of what
-            comes after the last token that was computed, those of that one); None if the engine did not report them.
+        experts: [T, L, k], the experts that each of L engine layers chose for the token; None if not reported. Layers
+            without experts have 0. Tokens after the last computed token repeat its experts.
     """
 
     token_ids: NDArray[np.int32]
@@ -130,7 +130,7 @@ class Segment:
 
     @property
     def num_prompt(self) -> int:
-        """Tokens before the first sampled one."""
+        """Number of tokens before the first sampled token."""
         return int(self.loss_mask.argmax())
 
 
@@ -139,7 +139,7 @@ class Rollout:
     """One graded trajectory. `trace_id` identifies it in every request to tools and graders.
 
     Attributes:
-        segments: One where the chat template only appends; each time it rewrites what the engine has seen, one more.
+        segments: One, plus one for each time that the chat template rewrites tokens that the engine has seen.
         structure: The structural tag that constrained the decoding of each turn; None without a response format.
     """
 
@@ -164,12 +164,12 @@ class Rollout:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all segments, each with its prompt."""
+        """Number of tokens of all segments, including their prompts."""
         return sum(len(segment.token_ids) for segment in self.segments)
 
     @property
     def num_prompt(self) -> int:
-        """Tokens of the prompts of all segments."""
+        """Number of prompt tokens of all segments."""
         return sum(segment.num_prompt for segment in self.segments)
 
     @property
@@ -177,7 +177,7 @@ class Rollout:
         return [call for turn in self.turns for call in turn.calls]
 
     def without_experts(self) -> Rollout:
-        """For what is not trained on."""
+        """Return a copy without experts, for rollouts that are not trained on."""
         return replace(self, segments=tuple(replace(segment, experts=None) for segment in self.segments))
 
     @property
@@ -186,7 +186,7 @@ class Rollout:
 
     @property
     def sampled_versions(self) -> NDArray[np.int32]:
-        """[num_sampled] int32, the policy version of each sampled token."""
+        """Policy version of each sampled token: [num_sampled] int32."""
         return np.concatenate([segment.versions[segment.loss_mask] for segment in self.segments])
 
     @property
@@ -203,7 +203,7 @@ class Rollout:
         return sum(t.busy_s for t in self.turns)
 
     def train_sequences(self, advantage: float) -> list[TrainSequence]:
-        """What the learner trains on: each segment with the rollout's advantage, one after the other."""
+        """Return the training sequences of the rollout: its segments in order, each with the rollout's advantage."""
         return [
             TrainSequence(
                 s.token_ids, s.loss_mask, s.logprobs, s.versions, advantage, self.structure, number, s.experts
@@ -216,7 +216,7 @@ class Rollout:
 class Discarded:
     """A rollout that ended without a grade.
 
-    `reason` and `message` are those of the `Discard` error; `endpoint` is the endpoint that failed, if any.
+    `reason` and `message` come from the `Discard` error; `endpoint` is the endpoint that failed, if any.
     """
 
     trace_id: str
@@ -229,7 +229,7 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """A request for `size` rollouts of one task. `index` is its admission number: batches form in this order."""
+    """A request for `size` rollouts of one task. `index` is its admission number, which orders groups in batches."""
 
     task: Task
     epoch: int
@@ -242,7 +242,7 @@ class GroupRequest:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The graded rollouts of one request, and all discarded attempts. `wall_s` is the duration of the whole group."""
+    """The graded rollouts of one request, and all discarded attempts. `wall_s` is the duration of the group."""
 
     request: GroupRequest
     rollouts: tuple[Rollout, ...]
@@ -267,8 +267,8 @@ class Group:
 class TrainSequence:
     """A segment as the learner needs it: arrays [T] as in `Segment`, one advantage for all tokens of the rollout.
 
-    `segment` is its number in the rollout; those of a rollout follow each other in a batch. `experts` [T, L, k] are
-    those that each of L layers chose for each token (0 in layers without), if they are known.
+    `segment` is the index of the segment in the rollout; segments of a rollout are adjacent in a batch. `experts` [T,
+    L, k] are the experts that each of L layers chose for each token (0 in layers without experts), if available.
     """
 
     token_ids: NDArray[np.int32]
@@ -283,7 +283,7 @@ class TrainSequence:
 
 @dataclass(frozen=True, slots=True)
 class LearnerLayout:
-    """How the learner's state is spread over its ranks."""
+    """Distribution of the learner's state over its ranks."""
 
     ranks: int
     zero_stage: int
@@ -295,7 +295,7 @@ class LearnerLayout:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A checkpoint of one layout was loaded into another."""
+    """Conversion of a checkpoint from one learner layout to another on loading."""
 
     before: LearnerLayout
     now: LearnerLayout
@@ -330,14 +330,15 @@ class SyncReport:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What the rollouts of a whole file came to. Rollouts that were never graded are in `discarded`, not in any mean.
+    """Result of grading a file. `discarded` counts rollouts that were never graded; the means exclude them.
 
     Attributes:
         ci95: Half the width of the 95 % confidence interval of `grade`.
         graded_rows: Rows with a graded rollout.
-        held_out: Mean grade of the held-out grader; NaN without one.
-        intervals: The 95 % confidence interval (low, high) over rows of `grade`, `pass_rate`, `pass_at_k` and, where
-            there is one, `held_out` (samples of one row are not independent). Empty if nothing was graded.
+        held_out: Mean grade of the held-out grader; NaN without a held-out grader.
+        intervals: The 95 % confidence intervals (low, high) over rows of `grade`, `pass_rate`, `pass_at_k` and, if
+            available, `held_out`. Rows are used because samples of one row are not independent. Empty if nothing was
+            graded.
     """
 
     num_rows: int
@@ -364,6 +365,6 @@ class Evaluation:
         return asdict(self)
 
     def interval(self, name: str) -> Interval | None:
-        """The interval of a field; None if it has none."""
+        """Return the confidence interval of a field, or None if the field has no interval."""
         bounds = self.intervals.get(name)
         return None if bounds is None else Interval(float(getattr(self, name)), *bounds, self.graded_rows)

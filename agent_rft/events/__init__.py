@@ -1,7 +1,7 @@
 """The events of a run: one frozen, versioned type per kind. Control flow depends on types, never on messages.
 
 Events are emitted once and read by all sinks: live view, run folder, API, Prometheus, third-party sinks.
-`kind` and `VERSION` are stored: a field with a default may be added, other changes raise the version.
+`kind` and `VERSION` are stored. A field with a default may be added; any other change raises the version.
 
     stream.emit(EngineReplaced(engine="engine-0", reason="it did not answer"))
 

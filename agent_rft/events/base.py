@@ -1,12 +1,12 @@
-"""The base class of events. A kind of event is one class, which declares all that is specific to the kind.
+"""Base class of events. Each kind of event is one class, which declares everything that is specific to the kind.
 
-- `level` is an argument of the class: `class DiskFull(Event, level="error")`.
+- `level` is a class argument: `class DiskFull(Event, level="error")`.
 - `__str__` returns the sentence that the live view, the API and events.jsonl show.
-- `Private[str]` is the type of a field that only the operator sees: a server's clients get neither the field nor its
+- `Private[str]` is the type of a field that only the operator sees. A server's clients get neither the field nor its
   text in the sentence.
-- The docstring of the class and the strings below its fields are the reference.
+- The reference is generated from the class docstring and the strings below the fields.
 
-Each class becomes a frozen dataclass with keyword arguments; it needs no decorator.
+Subclasses become frozen, keyword-only dataclasses without a decorator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Level = Literal["info", "warn", "error"]
 T = TypeVar("T")
 PRIVATE = "private"
 Private = Annotated[T, PRIVATE]
-"""Type of a field that a server's clients do not see. Their sentence is made from an event in which it is empty."""
+"""Type of a field that a server's clients do not see. The sentence for clients is made with this field empty."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -33,7 +33,7 @@ class Event(ABC):
     PRIVATE: ClassVar[frozenset[str]]
 
     step: int | None = None
-    """The step of the event; None: the last step that is done, which the stream fills in."""
+    """Step of the event; None: the stream fills in the last completed step."""
 
     def __init_subclass__(cls, level: Level = "info") -> None:
         super().__init_subclass__()
@@ -44,7 +44,7 @@ class Event(ABC):
 
     @abstractmethod
     def __str__(self) -> str:
-        """Return the event in English, without its time and level."""
+        """Return the event as an English sentence, without its time and level."""
 
     @property
     def kind(self) -> str:
@@ -56,20 +56,20 @@ class Event(ABC):
 
     @property
     def passing(self) -> bool:
-        """Whether the event is only for views that show the present: it is not stored in the run folder."""
+        """Whether the event is only for live views and is not stored in the run folder."""
         return False
 
     @property
     def quiet(self) -> bool:
-        """Whether the event is stored but not shown individually, since there may be thousands."""
+        """Whether the event is stored but not shown individually, because there may be thousands."""
         return False
 
 
 def kind_of(cls: type[Event]) -> str:
-    """The kind of an event type: `StepDone` -> `step_done`."""
+    """Return the kind of an event class: `StepDone` -> `step_done`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
 
 def append_reason(message: str, reason: str) -> str:
-    """Return `message: reason`; only `message` if the reason is empty, because it is private."""
+    """Return `message: reason`, or `message` alone if the reason is empty because it is private."""
     return f"{message}: {reason}" if reason else message

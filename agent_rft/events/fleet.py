@@ -1,4 +1,4 @@
-"""Events of engines and other actors, of endpoint outages, and of the parts of the driver."""
+"""Events of engines, other actors, endpoint outages and components of the driver."""
 
 from __future__ import annotations
 
@@ -16,74 +16,75 @@ INTEGRATION_CAUSES: Mapping[IntegrationCause, str] = {
 
 
 class EngineWaiting(Event, level="warn"):
-    """An engine waits for resources, while the run has begun with the others. It joins when there is room."""
+    """An engine waits for free resources. The run started with the other engines; this one joins when it gets them."""
 
     engine: str
     """The engine, such as `engine-1`."""
 
     def __str__(self) -> str:
-        return f"the cluster has no room for {self.engine} yet; it joins when there is room"
+        return f"{self.engine} is waiting for free resources of the cluster; it joins the run when it gets them"
 
 
 class EngineReplaced(Event, level="warn"):
-    """An engine was stopped and a replacement starts; its rollouts begin again on other engines.
+    """An engine was stopped and is being replaced. Its rollouts start again on other engines.
 
-    One is nothing to worry about. If it repeats with the same reason, look at the node: memory, GPU errors.
+    A single replacement needs no action. If it repeats with the same reason, check the node for lack of memory and GPU
+    errors.
     """
 
     engine: str
     """The engine, such as `engine-1`; the replacement has the same name."""
     reason: Private[str]
-    """Why it was stopped."""
+    """Reason for stopping the engine."""
 
     def __str__(self) -> str:
         return append_reason(f"{self.engine} is being replaced", self.reason)
 
 
 class EngineUnstable(Event, level="warn"):
-    """An engine was replaced several times in a row, and never worked from one weight update to the next.
+    """An engine was replaced several times in a row and never survived until the next weight update.
 
-    The job continues, because each update renews the number of replacements that are allowed, but the engine's rollouts
-    start again each time. Look for the common reason of its `engine_replaced` events: memory (`agent-rft plan`), GPU
-    errors, or a node that is preempted.
+    The job continues, because each weight update resets the count of allowed replacements. After each replacement the
+    engine's rollouts start again. Find the common reason in its `engine_replaced` events: lack of memory (`agent-rft
+    plan`), GPU errors, or a preempted node.
     """
 
     engine: str
     """The engine, such as `engine-1`."""
     times: int
-    """Replacements in a row, this one included."""
+    """Consecutive replacements, including this one."""
     reason: Private[str]
-    """Why it was stopped the last time."""
+    """Reason for the last replacement."""
 
     def __str__(self) -> str:
-        times = f"{self.times} times in a row without working from one weight update to the next"
+        times = f"{self.times} times in a row and never survived until the next weight update"
         return append_reason(f"{self.engine} was replaced {times}", self.reason)
 
 
 class WeightsNotCompared(Event, level="warn"):
-    """The engines transform or ignore some tensors of this model as they load them, and their checksums say nothing.
+    """Some tensors of this model cannot be compared by checksum: the engines transform or ignore them on loading.
 
-    Whether an engine has the learner's weights is then seen only by the canary (`canary_gap`), which in bfloat16 does
-    not notice a single tensor that stays old. Nothing to do unless `canary_gap` rises.
+    Only the canary (`canary_gap`) then shows whether an engine has the learner's weights. In bfloat16 the canary does
+    not detect a single outdated tensor. Nothing to do unless `canary_gap` rises.
     """
 
     tensors: tuple[str, ...]
-    """Names of some of them."""
+    """Names of some of these tensors."""
     num_tensors: int
-    """How many they are."""
+    """Number of these tensors."""
 
     def __str__(self) -> str:
-        tensors = f"{self.num_tensors} tensors in another form ({', '.join(self.tensors)})"
-        return f"the engines load {tensors}: only the canary compares them with the learner"
+        tensors = f"{self.num_tensors} tensors on loading ({', '.join(self.tensors)})"
+        return f"the engines transform or ignore {tensors}: only the canary compares them with the learner"
 
 
 class EngineRestarted(Event, level="warn"):
-    """A replacement was lost while it started, and starts again. If it repeats, look at the node as well."""
+    """A replacement engine was lost during its start, and is started again. If this repeats, check the node."""
 
     engine: str
     """The engine, such as `engine-1`."""
     reason: Private[str]
-    """Why it was lost."""
+    """Reason for the loss."""
 
     def __str__(self) -> str:
         return append_reason(f"{self.engine} is being restarted", self.reason)
@@ -100,9 +101,9 @@ class EngineJoined(Event):
 
 
 class ActorSilent(Event, level="warn"):
-    """An actor does not answer: it hangs, its node is overloaded, or the network between them is interrupted.
+    """An actor does not answer: it hangs, its node is overloaded, or its network connection is interrupted.
 
-    If it stays silent it is given up, as if it had died. Look at its node.
+    If it stays silent, the run treats it as dead. Check its node.
     """
 
     actor: str
@@ -110,7 +111,7 @@ class ActorSilent(Event, level="warn"):
     silent_s: float
     """Seconds since its last answer."""
     work: tuple[str, ...] = ()
-    """Its last known work or, if `waiting`, the rollouts that wait for it."""
+    """The actor's last reported work or, if `waiting`, the rollouts that wait for the actor."""
     waiting: bool = False
     """Whether `work` are rollouts that wait for the actor."""
 
@@ -118,7 +119,7 @@ class ActorSilent(Event, level="warn"):
         silence = f"{self.actor} has not answered for {self.silent_s:.0f} s"
         if not self.work:
             return silence
-        what = "waiting for it" if self.waiting else "last seen at"
+        what = "waiting for it" if self.waiting else "last reported work"
         return f"{silence}; {what}: {', '.join(self.work)}"
 
 
@@ -126,16 +127,16 @@ class ActorAnswered(Event):
     """An actor answers again. Nothing to do."""
 
     actor: str
-    """The actor of an `actor_silent` before."""
+    """The actor of the preceding `actor_silent`."""
     silent_s: float
-    """Seconds for which it did not answer."""
+    """Seconds without an answer."""
 
     def __str__(self) -> str:
         return f"{self.actor} answers again, after {self.silent_s:.0f} s"
 
 
 class WorkStalled(Event, level="warn"):
-    """An actor answers, but has been in one stage of its own work for too long: slow hardware, a full disk, a bug."""
+    """An actor answers, but one stage of its work takes too long. Causes are slow hardware, a full disk or a bug."""
 
     actor: str
     """The actor, such as `learner rank 0`."""
@@ -149,14 +150,14 @@ class WorkStalled(Event, level="warn"):
 
 
 class EndpointOutageBegan(Event, level="warn"):
-    """A tool, session server, grader or judge only fails: it gets a probe now and then, and all other calls wait.
+    """A tool, session server, grader or judge fails every call. It receives occasional probes; all other calls wait.
 
-    Start the server or repair its URL. The job goes on after the next probe that succeeds, within a minute. Calls that
-    reach their deadline before are discarded with their rollouts, never graded 0.
+    Start the server or fix its URL. The job resumes within a minute, after the next successful probe. Rollouts whose
+    calls reach their deadline before that are discarded, never graded 0.
     """
 
     endpoint: str
-    """Its name, such as `tool 'search'`."""
+    """Name of the endpoint, such as `tool 'search'`."""
 
     def __str__(self) -> str:
         return f"{self.endpoint} is down: it only receives probes, and all other calls wait"
@@ -166,15 +167,15 @@ class EndpointOutageEnded(Event):
     """An endpoint answers again after an outage. Nothing to do."""
 
     endpoint: str
-    """Its name, such as `tool 'search'`."""
+    """Name of the endpoint, such as `tool 'search'`."""
     began_at: float
-    """When it was first seen to be down, in Unix seconds; it ended at the time of the event, to a few seconds."""
+    """Time when the outage was detected, in Unix seconds. It ended within a few seconds of the event's time."""
     seconds: float
-    """How long it was down."""
+    """Duration of the outage in seconds."""
     delayed_calls: int
-    """Calls that had to wait because of it."""
+    """Calls that had to wait because of the outage."""
     failed_calls: int
-    """Calls that ended without an answer meanwhile; their rollouts were discarded."""
+    """Calls that ended without an answer during the outage; their rollouts were discarded."""
 
     def __str__(self) -> str:
         effect = f"{self.delayed_calls} calls were delayed, {self.failed_calls} failed"
@@ -182,9 +183,9 @@ class EndpointOutageEnded(Event):
 
 
 class RolloutsStalled(Event, level="warn"):
-    """No rollout has ended for a long time, although some are in flight: mostly a tool that answers slowly.
+    """No rollout has ended for a long time, although some are in flight. Usually a tool answers slowly.
 
-    `longest` says what the oldest of them wait for.
+    `longest` lists what the oldest rollouts are waiting for.
     """
 
     idle_s: float
@@ -192,18 +193,18 @@ class RolloutsStalled(Event, level="warn"):
     num_in_flight: int
     """Rollouts in flight."""
     longest: tuple[str, ...] = ()
-    """Those that have been in flight longest, with their stages and actors."""
+    """The rollouts that have been in flight longest, with their stages and actors."""
 
     def __str__(self) -> str:
         longest = ", ".join(self.longest) or "waiting for an engine"
-        return f"no rollout has ended for {self.idle_s:.0f} s, {self.num_in_flight} are in flight: {longest}"
+        return f"no rollout has ended for {self.idle_s:.0f} s; {self.num_in_flight} are in flight: {longest}"
 
 
 class ComponentFailed(Event, level="error"):
-    """A part of the driver failed because of a bug; the run continues without it. Report it."""
+    """A component of the driver failed because of a bug. The run continues without it. Please report the bug."""
 
     component: str
-    """The part, such as `watchdog`."""
+    """The component, such as `watchdog`."""
     error: Private[str]
     """Type and message of the error."""
 
@@ -212,44 +213,47 @@ class ComponentFailed(Event, level="error"):
 
 
 class SinkCutOff(Event, level="warn"):
-    """A sink (live view, run folder, API, plug-in) raised, hung or fell behind, and gets no more events.
+    """A sink (live view, run folder, API, plug-in) raised an error, hung or fell behind, and gets no more events.
 
-    Training continues. For a sink of your own, fix it; it is called again in the next run.
+    Training continues. If it is your own sink, fix it; the next run calls it again.
     """
 
     sink: str
-    """The sink's class or the plug-in's name."""
+    """Class of the sink, or name of the plug-in."""
     reason: Private[str]
-    """What it raised, or how it fell behind."""
+    """The error that the sink raised, or how far it fell behind."""
 
     def __str__(self) -> str:
         return append_reason(f"the sink {self.sink} was cut off and gets no more events", self.reason)
 
 
 class IntegrationFailed(Event, level="warn"):
-    """A tracker of the job's `integrations` cannot be used, and gets no more numbers. Training continues.
+    """A tracker of the job's `integrations` cannot be used, and gets no more metrics. Training continues.
 
-    The run's folder has all of them. The tracker is tried again in the next run, or when this one is resumed.
+    The run folder contains all metrics. The tracker is tried again in the next run, or when this run is resumed.
     """
 
     integration: str
-    """Its type, such as `wandb`."""
+    """Type of the tracker, such as `wandb`."""
     cause: IntegrationCause
-    """`not_installed`: install the package's extra. `not_allowed`: the operator's `integrations` lacks its address or
-    key.
+    """`not_installed`: install the package's extra. `not_allowed`: the operator's `integrations` lacks its URL or key.
 
-    `failed`: it raised an error, hung or fell behind, such as when its server cannot be reached or refuses the key.
+    `failed`: the tracker raised an error, hung or fell behind, for example because its server cannot be reached or
+    rejects the key.
     """
     reason: Private[str]
-    """What is missing, or what it raised."""
+    """The missing part, or the error that the tracker raised."""
 
     def __str__(self) -> str:
         cause = INTEGRATION_CAUSES[self.cause]
-        return append_reason(f"{self.integration} gets no numbers of this run{cause}", self.reason)
+        return append_reason(f"{self.integration} gets no more metrics of this run{cause}", self.reason)
 
 
 class Notice(Event, level="warn"):
-    """Advice from the checks before the start, about settings that are allowed but rarely intended. For people only."""
+    """Advice from the checks before the start, about settings that are allowed but rarely intended.
+
+    Human-readable only.
+    """
 
     text: str
     """The advice, as a sentence."""

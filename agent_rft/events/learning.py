@@ -1,4 +1,4 @@
-"""Events of learning: skipped updates, lost ranks, full disks, batches without signal, alarms."""
+"""Events of learning: skipped updates, lost ranks, full disks, zero-variance batches, alarms."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from agent_rft.problems.zero_variance import Cause, Diagnosis, how_many
 class UpdateSkipped(Event, level="warn"):
     """An update was skipped because its gradient was not finite.
 
-    One is harmless. Several in a row mean that training has diverged: lower the learning rate, or resume from an
-    earlier checkpoint.
+    A single skipped update is harmless. Several in a row mean that training has diverged: lower the learning rate, or
+    resume from an earlier checkpoint.
     """
 
     def __str__(self) -> str:
@@ -21,87 +21,91 @@ class UpdateSkipped(Event, level="warn"):
 
 
 class LearnerRestarted(Event, level="warn"):
-    """A learner rank was lost. All ranks start again from the last checkpoint, and the updates since are replayed.
+    """A learner rank was lost. All ranks restart from the last checkpoint and replay the updates since then.
 
-    Once is mostly a node that went away. Ranks that are lost again and again at the same step end the job: look for
-    memory (`agent-rft plan`) and at the rank's log.
+    A single restart is usually caused by a node that went away. Repeated losses at the same step end the job: check the
+    memory (`agent-rft plan`) and the rank's log.
     """
 
     cause: Private[str]
-    """Why the rank was lost."""
+    """Reason for the loss of the rank."""
     times: int
-    """Restarts without a finished step in between, this one included."""
+    """Consecutive restarts without a finished step, including this one."""
     error_type: str = ""
-    """The class of the error."""
+    """Class of the error."""
 
     def __str__(self) -> str:
-        return f"the learner starts again from the last checkpoint, since a rank was lost: {self.cause}"
+        return f"the learner restarts from the last checkpoint because a rank was lost: {self.cause}"
 
 
 class DiskFull(Event, level="error"):
-    """The disk of the run folder is full: the job pauses, and goes on by itself once there is room.
+    """The disk of the run folder is full. The job pauses, and resumes automatically once there is free space.
 
-    Free some space, such as old runs. Nothing is lost, and the last checkpoint is whole.
+    Free some space, for example by deleting old runs. Nothing is lost, and the last checkpoint is complete.
     """
 
     def __str__(self) -> str:
-        return "the disk of the run folder is full: the job pauses until there is room"
+        return "the disk of the run folder is full: the job pauses until there is free space"
 
 
 class DiskFreed(Event):
-    """The disk has room again, and the job goes on. Nothing to do."""
+    """The disk has free space again, and the job resumes. Nothing to do."""
 
     def __str__(self) -> str:
-        return "the disk has room again: the job goes on"
+        return "the disk has free space again: the job resumes"
 
 
 class BatchStarved(Event, level="warn"):
-    """No group of a batch had a signal to learn from; the third batch of this kind in a row ends the run.
+    """A batch has no signal: every group has zero variance or was lost. The third such batch in a row ends the run.
 
-    The run has failed then, unless it has done a step and nearly all groups are all right (`nothing_left_to_learn`).
-    If most groups are `all_right` or `all_wrong`, the rows are too easy or too hard for this model. `equal` grades in
-    between point to the grader, discarded rollouts to the endpoints. The traces are kept as `starved-<step>-<times>`.
+    The run then fails, unless it completed a step and nearly all groups are `all_right` (`nothing_left_to_learn`). If
+    most groups are `all_right` or `all_wrong`, the rows are too easy or too hard for this model. Groups with `equal`
+    grades in between point to the grader, discarded rollouts to the endpoints. The traces are stored as
+    `starved-<step>-<times>`.
     """
 
     times: int
-    """Which batch in a row it is."""
+    """Consecutive batches without signal, including this one."""
     num_lost: int
     """Groups with fewer than two graded rollouts."""
     without_signal: dict[str, float] = field(default_factory=dict)
-    """Groups whose rewards are all equal, by kind: `all_right`, `all_wrong`, `equal`."""
+    """Zero-variance groups (all rewards equal), by kind: `all_right`, `all_wrong`, `equal`."""
     discarded: dict[str, float] = field(default_factory=dict)
     """Discarded rollouts by reason."""
     cause: Cause
-    """The most likely cause, by what nearly all rollouts have in common; the message has it in words."""
+    """The most likely cause, inferred from what nearly all rollouts have in common. The message describes it."""
     name: str = ""
     """The tool, guard, endpoint or discard reason that the cause is about, if any."""
     error: Private[str] = ""
-    """What that tool answered most often; at most 200 characters."""
+    """The tool's most frequent error answer; at most 200 characters."""
 
     def __str__(self) -> str:
         why = Diagnosis(self.cause, self.name, self.error)
-        return f"nothing to learn from: {how_many(self.without_signal, self.num_lost)}: {why}"
+        return f"the batch has no signal ({how_many(self.without_signal, self.num_lost)}): {why}"
 
 
 class NoToolCalls(Event, level="warn"):
-    """No rollout of a training step called a tool, although tools were offered. Told once, until a rollout calls one.
+    """No rollout of a training step called a tool, although tools were offered.
 
-    Look at `agent-rft traces RUN`: does the model write calls that are not read as such? Then `tool_parser` is
-    not that of its form of calls. Else the chat template may not show it the tools, or nothing has taught it to call.
+    Reported once, until a rollout calls a tool.
+
+    Read the traces (`agent-rft traces RUN`). If the model writes calls that are not parsed, `tool_parser` does not
+    match its call syntax. Otherwise the chat template may not show the tools, or the model was never taught to call
+    tools.
     """
 
     num_rollouts: int
     """Graded rollouts of rows that offer tools."""
 
     def __str__(self) -> str:
-        return f"step {self.step}: none of {self.num_rollouts} rollouts called any of its tools"
+        return f"step {self.step}: no tool was called in any of {self.num_rollouts} rollouts"
 
 
 class EngineLearnerGap(Event, level="warn"):
-    """Engine and learner give the same tokens different log-probabilities, although they have the same weights.
+    """Engine and learner compute different log-probabilities for the same tokens, although they have the same weights.
 
-    Importance ratios become noise, and a larger gap ends the run. Look whether `cluster.dtype` differs between the
-    two, and whether an engine was replaced shortly before.
+    Importance ratios become noise, and a larger gap ends the run. Check whether engine and learner use different dtypes
+    (`cluster.dtype`), and whether an engine was replaced shortly before.
     """
 
     gap_nats: float
@@ -115,21 +119,23 @@ class AlarmRaised(Event, level="warn"):
     """A sign of reward hacking, not a proof: read the rollouts in `traces` with `agent-rft traces RUN --trace ID`."""
 
     rule: AlarmRule
-    """Which sign it is: `agent-rft explain RULE` says what it means and what to do."""
+    """Rule that raised the alarm; `agent-rft explain RULE` explains it and lists what to do."""
     metric: str
     """The metric that changed."""
     before: float
-    """Its value over the first steps of the run."""
+    """Value of the metric over the first steps of the run."""
     now: float
-    """Its value at this step."""
+    """Value of the metric at this step."""
     grade_rise: float = 0.0
-    """By how much the mean grade rose meanwhile, for `diverged`."""
+    """Rise of the mean grade over the same time, for `diverged`."""
     traces: tuple[str, ...] = ()
-    """Ids of rollouts to look at."""
+    """Trace ids of rollouts to read."""
 
     def __str__(self) -> str:
         traces = ", ".join(self.traces)
-        return f"step {self.step}: {self._describe_change()} (agent-rft explain {self.rule}); look at {traces}"
+        return (
+            f"step {self.step}: {self._describe_change()} (agent-rft explain {self.rule}); read the rollouts {traces}"
+        )
 
     def _describe_change(self) -> str:
         if self.rule == "top_grade_soon":

@@ -11,26 +11,27 @@ MAX_SHOWN_TOOLS = 6
 
 
 class RolloutDiscarded(Event, level="warn"):
-    """One attempt at a rollout ended without a grade; it is tried again as often as `max_rollout_retries` allows.
+    """An attempt at a rollout ended without a grade. It is tried again, up to `max_rollout_retries` times.
 
-    Single ones are normal. If there are many of one `reason` and `endpoint`, look at that endpoint.
+    Single discarded rollouts are normal. If many have the same `reason` and `endpoint`, check that endpoint.
     """
 
     trace_id: str
-    """The id in each request of this attempt, by which your servers' logs can be searched."""
+    """Id in each request of this attempt. Search your servers' logs for it."""
     row_id: str
-    """The row: its line and a digest of its content."""
+    """Id of the row: its line number and a digest of its content."""
     sample: int
-    """The number of the rollout in its group, from 0."""
+    """Index of the rollout in its group, from 0."""
     purpose: Purpose
     """`train`, `validation` or `test`."""
     reason: str
     """`tool_failed`, `grader_failed`, `rollout_timeout`, `rollout_waited`, `engine_failed` or
     `template_failed`."""
     cause: str
-    """The error's message."""
+    """Message of the error."""
     endpoint: str = ""
-    """The endpoint that failed, or what `rollout_waited` mostly waited for, such as `engine-1` or `tool 'search'`."""
+    """The endpoint that failed or, for `rollout_waited`, what the rollout waited for longest, such as `engine-1` or
+    `tool 'search'`."""
 
     @property
     def quiet(self) -> bool:
@@ -41,38 +42,38 @@ class RolloutDiscarded(Event, level="warn"):
 
 
 class RolloutsProgressed(Event):
-    """Where the rollouts of the current step or evaluation are, every few seconds. For live views: it is not stored.
+    """Progress of the rollouts of the current step or evaluation, every few seconds. For live views; not stored.
 
-    The API has one every half minute. Nothing to do; `slowest_row` and `errors` say where to look if it goes slowly.
+    The API has one every half minute. Nothing to do. If progress is slow, check `slowest_row` and `errors`.
     """
 
     purpose: Purpose
     """`train`, `validation` or `test`."""
     ended: int
-    """Rollouts of the next batch, or of the evaluation, that were graded or given up."""
+    """Rollouts of the next batch, or of the evaluation, that were graded or given up after all retries."""
     total: int
     """Rollouts that the batch or evaluation needs."""
     in_flight: int
-    """Attempts at rollouts in progress, those for later batches included."""
+    """Attempts at rollouts in progress, including attempts for later batches."""
     calls: dict[str, float] = field(default_factory=dict)
-    """Tool calls by tool, of the rollouts that ended since the last step or evaluation."""
+    """Tool calls by tool, in rollouts that ended since the last step or evaluation."""
     errors: dict[str, float] = field(default_factory=dict)
-    """Those of them that were answered with an error."""
+    """Tool calls that were answered with an error, by tool."""
     slowest_s: float = 0.0
     """Seconds since the oldest attempt in progress began."""
-    # Rows and answers are private to a job's owner; each key that may read the job sees its events.
+    # Private: rows and answers are only for the job's owner, but every key that may read the job sees its events.
     slowest_row: Private[str] = ""
-    """Its row."""
+    """Row of the oldest attempt in progress."""
     newest_trace: Private[str] = ""
-    """The trace id of the rollout that was graded last."""
+    """Trace id of the rollout that was graded last."""
     newest_row: Private[str] = ""
-    """Its row."""
+    """Row of the rollout that was graded last."""
     newest_grade: Private[float] = 0.0
-    """Its grade."""
+    """Grade of the rollout that was graded last."""
     newest_calls: Private[tuple[str, ...]] = ()
-    """Its first tool calls, shortened."""
+    """First tool calls of the rollout that was graded last, shortened."""
     newest_answer: Private[str] = ""
-    """Its answer, shortened."""
+    """Answer of the rollout that was graded last, shortened."""
 
     @property
     def passing(self) -> bool:
@@ -88,7 +89,7 @@ class RolloutsProgressed(Event):
 
     def describe_counts(self) -> str:
         """Return the counts as text: `17/32 ended, 15 in flight, slowest 12 s (row 31)`."""
-        slowest = f", slowest {self.slowest_s:.0f} s (row {_line(self.slowest_row)})" if self.in_flight else ""
+        slowest = f", slowest {self.slowest_s:.0f} s (row {_parse_line(self.slowest_row)})" if self.in_flight else ""
         return f"{self.ended}/{self.total} ended, {self.in_flight} in flight{slowest}"
 
     def describe_calls(self) -> str:
@@ -103,38 +104,38 @@ class RolloutsProgressed(Event):
         return f"{tool} {self.calls[tool]:.0f}" + (f" ({errors:.0f} error{'s' * (errors > 1)})" if errors else "")
 
     def describe_newest(self) -> str:
-        """Return the rollout that was graded last: `row 12, grade 1.000: 4427, after cat {"path": "x"}`.
+        """Return the rollout that was graded last as text: `row 12, grade 1.000: 4427, after cat {"path": "x"}`.
 
-        Empty if no rollout was graded yet.
+        The text is empty if no rollout was graded yet.
         """
         if not self.newest_trace:
             return ""
         after = f", after {' → '.join(self.newest_calls)}" if self.newest_calls else ""
         answer = self.newest_answer or "no answer"
-        return f"row {_line(self.newest_row)}, grade {self.newest_grade:.3f}: {answer}{after}"
+        return f"row {_parse_line(self.newest_row)}, grade {self.newest_grade:.3f}: {answer}{after}"
 
 
 class EndpointDown(Event, level="warn"):
-    """Most of the last rollouts were discarded; new ones are held back, except for probes.
+    """Most of the last rollouts were discarded. New rollouts are throttled: only probes run.
 
-    The job waits and loses no data. Get the endpoint working again: rollouts resume by themselves (`endpoint_up`).
+    The job waits and loses no data. Get the endpoint working again; rollouts then resume automatically (`endpoint_up`).
     """
 
     endpoint: str
-    """The endpoint that failed most often or, if none did, the most frequent reason."""
+    """The endpoint that failed most often or, if no endpoint failed, the most frequent discard reason."""
     num_by_endpoint: int
-    """Rollouts of the last `num_rollouts` that were discarded because of it."""
+    """Rollouts of the last `num_rollouts` that were discarded because of the endpoint."""
     num_failed: int
     """Rollouts of the last `num_rollouts` that were discarded for any reason."""
     num_rollouts: int
-    """How many of the last rollouts were looked at."""
+    """Number of recent rollouts that were counted."""
     cause: str
-    """The message of the last error of the endpoint."""
+    """Message of the endpoint's last error."""
 
     def __str__(self) -> str:
         return (
             f"{self.num_failed} of the last {self.num_rollouts} rollouts were discarded, {self.num_by_endpoint} "
-            f"because of {self.endpoint}: new ones are held back until a probe is graded. Last error: {self.cause}"
+            f"because of {self.endpoint}: new rollouts are throttled until a probe is graded. Last error: {self.cause}"
         )
 
 
@@ -142,24 +143,24 @@ class EndpointUp(Event):
     """A probe was graded, so rollouts resume. Nothing to do."""
 
     endpoint: str
-    """The `endpoint` of the `endpoint_down` before."""
+    """The `endpoint` of the preceding `endpoint_down`."""
 
     def __str__(self) -> str:
         return "a probe was graded: rollouts resume"
 
 
 class SessionProblem(Event, level="warn"):
-    """Tool sessions of rollouts cannot be ended or may still be open, so your server may hold resources for them.
+    """Tool sessions could not be ended or may still be open, so your server may still hold resources for them.
 
-    Look at the session server's log, and let it end sessions that were idle for long.
+    Check the session server's log, and let the server end sessions that are idle for long.
     """
 
     detail: str
-    """What happened, as a sentence."""
+    """Description of the problem, as a sentence."""
 
     def __str__(self) -> str:
         return self.detail
 
 
-def _line(row_id: str) -> str:
+def _parse_line(row_id: str) -> str:
     return row_id.partition("-")[0]

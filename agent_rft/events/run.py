@@ -1,4 +1,4 @@
-"""Events of a run's progress: settings, phases, steps, evaluations, checkpoints, and its end."""
+"""Events of a run's progress: settings, phases, steps, evaluations, checkpoints and the end of the run."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ PHASE_NAMES: Mapping[Phase, str] = {
     "training": "training",
     "validation": "grading the validation file",
     "checkpoint": "writing a checkpoint",
-    "copy": "copying the last checkpoint to the checkpoint store",
+    "copy": "uploading the last checkpoint to the checkpoint store",
 }
 
 
 class JobStarted(Event):
-    """A run begins, new or resumed, after all checks have passed. Nothing to do."""
+    """A new or resumed run starts; all checks have passed. Nothing to do."""
 
     method: str
     """`reinforcement` or `supervised`."""
     total_steps: int
-    """Steps that are planned."""
+    """Planned steps."""
 
     def __str__(self) -> str:
         return f"{self.method} job with {self.total_steps} steps"
 
 
 class SettingChosen(Event):
-    """What `auto` became in a new run. Set the setting yourself if you know better."""
+    """The value that `auto` chose for a setting in a new run. Set the setting yourself if you have a better value."""
 
     setting: str
-    """Its path below the method's section, such as `algorithm.learning_rate`, or in the job, such as
+    """Path of the setting below the method's section, such as `algorithm.learning_rate`, or in the job, such as
     `cluster.micro_batch_tokens`."""
     value: float | str
-    """The value, before `learning_rate_multiplier`."""
+    """The value, before `learning_rate_multiplier` is applied."""
     why: str
-    """What it follows from, such as the number of rows, or the memory of a node."""
+    """Basis of the choice, such as the number of rows or the memory of a node."""
 
     def __str__(self) -> str:
         value = self.value if isinstance(self.value, str) else f"{self.value:.7g}"
@@ -56,39 +56,39 @@ class SettingChosen(Event):
 
 
 class SettingChanged(Event):
-    """A run goes on with another value of a setting than it began with. Check that you meant it.
+    """A run continues with a different value of a setting than at its start. Check that the change is intended.
 
-    After a resume this is a setting that may differ, such as a URL, or a layout that no longer fits. A new job gets
-    another layout (`cluster`) if other GPUs are free when it reserves them than when it was checked.
+    In a resumed run, this is a setting that may change, such as a URL, or a placement that no longer fits. In a new
+    run, the placement (`cluster`) changes if other GPUs are free at the reservation than at the check.
     """
 
     setting: str
-    """Its path in the job file, such as `method.reinforcement.grader.url`; `cluster` for the layout."""
+    """Path of the setting in the job file, such as `method.reinforcement.grader.url`; `cluster` for the placement."""
     now: str
-    """The value in the job file, as JSON; long ones are cut. A layout is text, such as `1 engine of 1 GPU`."""
+    """The value in the job file, as JSON; long values are cut. A placement is text, such as `1 engine of 1 GPU`."""
     was: str
-    """The value that the run began with."""
+    """The value at the start of the run."""
 
     def __str__(self) -> str:
         return f"{self.setting} is {self.now}; the run began with {self.was}"
 
 
 class JobResumed(Event):
-    """Training resumed from the checkpoint of `step`. Updates after it are replayed from the journal, bit by bit."""
+    """Training resumed from the checkpoint of `step`. Later updates are replayed bit by bit from the journal."""
 
     total_steps: int
-    """Steps that are planned, those before the checkpoint included."""
+    """Planned steps, including the steps before the checkpoint."""
 
     def __str__(self) -> str:
         return f"resumed at step {self.step} of {self.total_steps}"
 
 
 class PhaseBegan(Event):
-    """A phase started, so a wait that follows is explained. Nothing to do, unless `resources` never ends."""
+    """A phase started, which explains a wait that follows. Nothing to do, unless `resources` never ends."""
 
     phase: Phase
-    """`resources`: waiting for cores or GPUs. `actors`: engines and learner start. `grading`: a whole file is graded.
-    `copy`: the last checkpoint is still being copied to the checkpoint store.
+    """`resources`: waiting for CPUs or GPUs. `actors`: starting engines and learner. `replay`: replaying updates.
+    `grading`: grading a file. `copy`: uploading the last checkpoint to the checkpoint store.
 
     `training`, `validation` and `checkpoint` are parts of the training loop.
     """
@@ -107,26 +107,26 @@ class PhaseBegan(Event):
 
 
 class StepDone(Event):
-    """A training step is done: its update was applied, or skipped. The step's metrics say how it went."""
+    """A training step is done; its update was applied or skipped. `metrics` describes the step."""
 
     total_steps: int
-    """Steps that are planned."""
+    """Planned steps."""
     metrics: dict[str, float]
-    """Values by the names of `agent_rft.metrics`. When read back, only the finite ones."""
+    """Metrics of the step, by their names in `agent_rft.metrics`. A stored event has only the finite values."""
 
     def __str__(self) -> str:
         return f"step {self.step} of {self.total_steps} is done"
 
 
 class Evaluated(Event):
-    """A whole file was graded: the validation file every `eval_interval` steps, the test file before and after."""
+    """A file was graded: the validation file every `eval_interval` steps, the test file before and after training."""
 
     name: str
     """`validation` (VALIDATION), `test-before`, `test-after`, or `eval-<file>` of `agent-rft eval`."""
     evaluation: Evaluation
     """Mean grade with its confidence interval, pass rate, calls, tokens and times."""
     training_groups_in_flight: int = 0
-    """Groups of the next training step that were sampled meanwhile; they make an evaluation slower, not worse."""
+    """Groups of the next training step that were sampled concurrently. They make an evaluation slower, not worse."""
 
     def __str__(self) -> str:
         found = self.evaluation
@@ -140,19 +140,19 @@ class Evaluated(Event):
 
 
 class ReadinessJudged(Event):
-    """`agent-rft ready`, or the same by the API, has its verdict. The reasons say what to do before training."""
+    """A readiness check (`agent-rft ready` or the API) has its verdict. The reasons list what to do before training."""
 
     verdict: Verdict
     """`train`, `fix_first` or `warm_start`."""
     reasons: tuple[str, ...] = ()
-    """The codes of the reasons and notes; `agent-rft explain CODE` says more."""
+    """Codes of the reasons and notes; `agent-rft explain CODE` explains each."""
 
     def __str__(self) -> str:
         return f"the verdict is {self.verdict}: {', '.join(self.reasons)}"
 
 
 class LossEvaluated(Event):
-    """A supervised job evaluated its validation file. A loss that rises while the training loss falls: stop earlier."""
+    """A supervised job evaluated its validation file. If its loss rises while the training loss falls, stop earlier."""
 
     loss: float
     """Mean cross-entropy of the assistant's tokens, in nats."""
@@ -164,52 +164,53 @@ class LossEvaluated(Event):
 
 
 class CheckpointSaved(Event):
-    """A checkpoint is complete on disk. A run resumes from the last one, and each that is offered is a model."""
+    """A checkpoint is complete on disk. A run resumes from its last checkpoint."""
 
     path: Private[str]
-    """Its folder."""
+    """Folder of the checkpoint."""
     num_bytes: int
-    """Its size on disk."""
+    """Size on disk."""
     valid_reward: float | None = None
-    """Mean reward over the validation file at this step, by which the best checkpoints are kept; None without one."""
+    """Mean reward over the validation file at this step, which ranks checkpoints; None without a validation."""
     offered: bool = True
-    """Whether it can be served as a model; false: it is only for resuming a lost run."""
+    """Whether the checkpoint can be served as a model. If false, it is only for resuming a lost run."""
     write_s: float = 0.0
-    """How long writing took, while training went on."""
+    """Seconds to write the checkpoint, while training continued."""
 
     def __str__(self) -> str:
         return f"checkpoint step-{self.step:06d}" + ("" if self.offered else " to resume from")
 
 
 class CheckpointIntervalChanged(Event, level="warn"):
-    """Writing a checkpoint takes longer than `checkpoint_interval.minutes`, or no longer does, so they change.
+    """The checkpoint interval changed: a write takes longer than `checkpoint_interval.minutes`, or no longer does.
 
-    Else training would wait for the disk. A loss costs up to `minutes` of training: use a faster disk for the run
-    folder, or a layout with fewer bytes to write (LoRA).
+    Otherwise training would wait for the disk. A lost run loses up to `minutes` of training. For a shorter interval,
+    use a faster disk for the run folder, or write fewer bytes (LoRA).
     """
 
     minutes: float
-    """Minutes between checkpoints from now on: twice the time of a write, or those of the job."""
+    """New interval in minutes: twice the time of a write, or the interval of the job."""
     was: float
-    """Minutes before."""
+    """Previous interval in minutes."""
     write_s: float
-    """How long writing the last checkpoint took."""
+    """Seconds to write the last checkpoint."""
 
     def __str__(self) -> str:
-        change = f"checkpoints are {self.minutes:.1f} minutes apart from now on instead of {self.was:.1f}"
+        change = f"the interval between checkpoints is now {self.minutes:.1f} minutes instead of {self.was:.1f}"
         return f"writing a checkpoint took {self.write_s:.0f} s: {change}"
 
 
 class TrainingWaitedForCheckpoint(Event, level="warn"):
-    """Writing a checkpoint takes longer than the steps of `checkpoint_interval`, which is kept: training waits.
+    """Training waits for checkpoints, because a write takes longer than the steps of `checkpoint_interval`.
 
-    It is reported once. Raise `cluster.checkpoint_interval.steps` (a resumed job may change it), or use a faster disk.
+    Reported once. An interval in steps does not change automatically. Raise `cluster.checkpoint_interval.steps` (a
+    resumed job may change it), or use a faster disk.
     """
 
     steps: int
-    """The interval in steps."""
+    """The checkpoint interval in steps."""
     waited_s: float
-    """How long training waited."""
+    """Seconds for which training waited."""
 
     def __str__(self) -> str:
         interval = "step" if self.steps == 1 else f"{self.steps} steps"
@@ -217,33 +218,35 @@ class TrainingWaitedForCheckpoint(Event, level="warn"):
 
 
 class EarlyStopped(Event):
-    """Training ended before its last step, since the validations of `early_stop.patience` brought no gain.
+    """Training ended early, because the last `early_stop.patience` validations brought no improvement.
 
-    The best checkpoint is the job's model, and is what the test file is graded with. To train on, raise the patience,
-    or remove `early_stop`, and resume the run.
+    The best checkpoint is the job's model, and the test file is graded with it. To continue training, raise the
+    patience or remove `early_stop`, and resume the run.
     """
 
     best_step: int
     """The step of the best checkpoint, `checkpoints/step-<step>`."""
     best_reward: float | None
-    """Its mean reward over the validation file; None if no validation graded anything."""
+    """Mean reward of the best checkpoint over the validation file; None if no validation graded anything."""
     total_steps: int
-    """Steps that were planned."""
+    """Planned steps."""
 
     def __str__(self) -> str:
         reward = "" if self.best_reward is None else f", with a validation reward of {self.best_reward:.3f}"
         when = f"stopped early, after {self.step} of {self.total_steps} steps"
-        return f"{when}: validations brought no gain; the best checkpoint is step-{self.best_step:06d}{reward}"
+        return (
+            f"{when}: the validation reward did not improve; the best checkpoint is step-{self.best_step:06d}{reward}"
+        )
 
 
 class NothingLeftToLearn(Event):
-    """Training ended before its last step: no signal in three batches, and nearly all groups of the last all right.
+    """Training ended early: three batches in a row had no signal, and nearly all groups of the last are `all_right`.
 
-    The last checkpoint is the job's model, and is what the test file is graded with. Harder rows teach more.
+    The last checkpoint is the job's model, and the test file is graded with it. To train further, use harder rows.
     """
 
     total_steps: int
-    """Steps that were planned."""
+    """Planned steps."""
 
     def __str__(self) -> str:
         when = f"ended after {self.step} of {self.total_steps} steps"
@@ -251,10 +254,11 @@ class NothingLeftToLearn(Event):
 
 
 class FewerCalls(Event):
-    """At the end: a checkpoint may be as good as the best one by validation reward, and surely calls fewer tools.
+    """A checkpoint makes significantly fewer tool calls and may be as good as the best one by validation reward.
 
-    Each row is compared with itself: the 95 % interval of the change of reward includes 0, that of calls lies below it.
-    Look closer with `agent-rft compare RUN:validation-<best> RUN:validation-<cheaper>`, and serve the one you prefer.
+    Emitted at the end of a run. Rows are compared in pairs: the 95 % interval of the change in reward includes 0. The
+    interval of the change in calls is below 0. Compare both checkpoints with `agent-rft compare RUN:validation-<best>
+    RUN:validation-<cheaper>`, and serve the one you prefer.
     """
 
     cheaper_step: int
@@ -262,11 +266,11 @@ class FewerCalls(Event):
     best_step: int
     """The step of the best checkpoint."""
     reward_change: float
-    """From the best to it, the mean over the validation rows."""
+    """Mean change in reward from the best checkpoint to this one, over the validation rows."""
     tool_calls: float
-    """Its calls per rollout."""
+    """Tool calls per rollout of this checkpoint."""
     best_tool_calls: float
-    """Those of the best."""
+    """Tool calls per rollout of the best checkpoint."""
     num_rows: int
     """Validation rows that were compared."""
 
@@ -280,10 +284,11 @@ class FewerCalls(Event):
 
 
 class SidesCompared(Event):
-    """At the end: how busy engines and learner ranks were, and numbers of both with which one would wait less.
+    """Utilization of engines and learner ranks, and numbers of both that would reduce waiting.
 
-    The shares are measured over all steps; the numbers follow from them and were not tried. Set `cluster.engines` and
-    `cluster.learner_ranks` in the next job, and check with `agent-rft plan` that they fit.
+    Emitted at the end of a run. The shares are measured over all steps. The recommended numbers are computed from them
+    and were not tried. Set `cluster.engines` and `cluster.learner_ranks` in the next job, and check with `agent-rft
+    plan` that they fit.
     """
 
     engines: int
@@ -291,59 +296,61 @@ class SidesCompared(Event):
     learner_ranks: int
     """Learner ranks of the run."""
     engine_share: float
-    """Share of the time for which an engine had requests to run, as a mean over engines."""
+    """Share of the time in which an engine had requests to run, averaged over engines."""
     rank_share: float
-    """Share of the time for which the ranks computed updates."""
+    """Share of the time in which the ranks computed updates."""
     better_engines: int | None
-    """Engines with which a step would be shorter on the same devices; null: no other number saves much."""
+    """Number of engines that would shorten a step on the same devices; null if no other number saves much."""
     better_learner_ranks: int | None
-    """Learner ranks that go with `better_engines`."""
+    """Number of learner ranks that belongs to `better_engines`."""
 
     def __str__(self) -> str:
         shares = f"engines were busy {self.engine_share:.0%} of the time, learner ranks {self.rank_share:.0%}"
         if self.better_engines is None:
             return shares
         better = f"{self.better_engines} and {self.better_learner_ranks}"
-        return f"{shares}; instead of {self.engines} and {self.learner_ranks} of them, {better} would wait less"
+        return (
+            f"{shares}; steps would be shorter with {better} of them instead of {self.engines} and {self.learner_ranks}"
+        )
 
 
 class CheckpointCopied(Event):
-    """A checkpoint is complete in the operator's checkpoint store, from which a lost run folder resumes."""
+    """A checkpoint was uploaded to the operator's checkpoint store, from which a run with a lost folder can resume."""
 
     num_bytes: int
-    """Bytes that were copied."""
+    """Uploaded bytes."""
     seconds: float
-    """How long it took, while training went on."""
+    """Seconds for the upload, while training continued."""
 
     def __str__(self) -> str:
         return f"checkpoint step-{self.step:06d} is in the checkpoint store ({self.seconds:.1f} s)"
 
 
 class CheckpointStoreFailed(Event, level="warn"):
-    """The checkpoint store did not take or remove a checkpoint. The job goes on, and its local checkpoints are whole.
+    """An upload to the checkpoint store, or a removal from it, failed. The job continues with its local checkpoints.
 
-    It is tried again. If it does not stop, look at the store's credentials and quota: meanwhile the newest checkpoint
-    is only in the run folder.
+    The operation is retried. If it keeps failing, check the store's credentials and quota. Until an upload succeeds,
+    the newest checkpoint is only in the run folder.
     """
 
     action: StoreAction
-    """`copy`: a checkpoint was not copied. `remove`: older ones could not be removed, and take room there."""
+    """`copy`: a checkpoint was not uploaded. `remove`: older checkpoints were not removed, and still take space."""
     cause: Private[str]
-    """What the store answered."""
+    """Error message of the store."""
     again_in_s: float | None = None
-    """Seconds until it is tried again; None: at the next checkpoint."""
+    """Seconds until the next try; None: at the next checkpoint."""
 
     def __str__(self) -> str:
-        what = "take a checkpoint" if self.action == "copy" else "remove older checkpoints"
+        what = "uploading a checkpoint to" if self.action == "copy" else "removing older checkpoints from"
         again = "at the next checkpoint" if self.again_in_s is None else f"in {self.again_in_s:.0f} s"
-        return append_reason(f"the checkpoint store did not {what}", self.cause) + f"; it is tried again {again}"
+        return append_reason(f"{what} the checkpoint store failed", self.cause) + f"; the next try is {again}"
 
 
 class CheckpointStoreTaken(Event, level="warn"):
     """Another process has claimed the run's checkpoints in the store, so this process uploads no more of them.
 
-    Either this process was suspended or cut off and the run was started elsewhere: stop this process. Or two runs have
-    folders of the same name: give one of them another name.
+    If this process was suspended or cut off and the run was started elsewhere, stop this process. If two runs have
+    folders of the same name, rename one of them.
     """
 
     def __str__(self) -> str:
@@ -351,15 +358,15 @@ class CheckpointStoreTaken(Event, level="warn"):
 
 
 class StateConverted(Event):
-    """A checkpoint was written with other ranks, another ZeRO stage or dtype, and converted on loading.
+    """A checkpoint with a different number of ranks, ZeRO stage or dtype was converted on loading.
 
     Nothing to do. Weights and moments are the same; later losses differ by rounding.
     """
 
     before: str
-    """The layout that wrote it."""
+    """Learner layout of the checkpoint."""
     now: str
-    """The layout of the learner."""
+    """Current learner layout."""
 
     def __str__(self) -> str:
         return f"the checkpoint of step {self.step} was converted from {self.before} to {self.now}"
@@ -369,24 +376,24 @@ class UpdatesReplayed(Event):
     """Updates after the last checkpoint were repeated from the journal, with the same rollouts. Nothing to do."""
 
     num_updates: int
-    """How many."""
+    """Number of replayed updates."""
     num_groups: int = 0
-    """Groups that were finished but not yet trained: they are not sampled again."""
+    """Finished groups that were not trained on yet; they are not sampled again."""
     seconds: float = 0.0
-    """How long it took."""
+    """Seconds for the replay."""
 
     def __str__(self) -> str:
-        again = f"replayed {self.num_updates} updates in {self.seconds:.1f} s"
-        return f"{again}; {self.num_groups} finished groups are kept"
+        replayed = f"replayed {self.num_updates} updates in {self.seconds:.1f} s"
+        return f"{replayed}; {self.num_groups} finished groups are reused"
 
 
 class JobEnded(Event):
-    """The last event of a run. A run that was stopped or failed resumes with `agent-rft train --resume`."""
+    """The last event of a run. A stopped or failed run can be resumed with `agent-rft train --resume`."""
 
     outcome: Outcome
     """`done`, `stopped` by a signal or through the API, or `failed`."""
     error: str = ""
-    """Why it failed."""
+    """Reason for the failure."""
 
     @property
     def level(self) -> Level:

@@ -1,4 +1,4 @@
-"""The list of all metrics: what each process records, and how tables, charts, dashboards and the API show it.
+"""Registry of all metrics: their units and meanings, and where tables, charts, dashboards and the API show them.
 
 A name with a `<placeholder>` stands for a family (`tool/<tool>/errors` -> `tool/search/errors`). In Prometheus it is
 `agent_rft_tool_errors_total{tool="search"}`: placeholders become labels, so they must have few values. Each sample also
@@ -16,18 +16,21 @@ from agent_rft.metrics.step_metrics import STEP_GROUPS, STEP_METRICS
 
 METRICS: dict[str, Metric] = STEP_METRICS | LIVE_METRICS
 GROUPS: dict[str, dict[str, Metric]] = STEP_GROUPS | LIVE_GROUPS
-"""The same metrics below the headings of the reference."""
+"""All metrics by heading of the reference."""
 
 EVALUATION: dict[str, Metric] = {
     "grade": Metric("grade", "", "mean grade", better=1),
     "held_out": Metric("held-out grade", "", "mean grade of the held-out grader, if there is one", better=1),
     "reward": Metric("reward", "", "mean reward", better=1),
-    "pass_rate": Metric("pass rate", "share", "rollouts that pass", form="{:.1%}", better=1),
-    "pass_at_k": Metric("pass@k", "share", "rows of which one of k rollouts passes", form="{:.1%}", better=1),
+    "pass_rate": Metric("pass rate", "share", "share of rollouts that pass", form="{:.1%}", better=1),
+    "pass_at_k": Metric("pass@k", "share", "share of rows with a passing rollout among k", form="{:.1%}", better=1),
     "tool_calls": Metric("tool calls per rollout", "calls", "mean number", better=-1),
     "turns": Metric("turns per rollout", "turns", "mean number", better=-1),
     "parallel_turn_share": Metric(
-        "turns with parallel calls", "share", "share of turns with calls that have more than one", form="{:.1%}"
+        "turns with parallel calls",
+        "share",
+        "share of turns with tool calls that have more than one call",
+        form="{:.1%}",
     ),
     "completion_tokens": Metric("sampled tokens per rollout", "tokens", "mean number", better=-1),
     "rollout_tokens": Metric("all tokens per rollout", "tokens", "mean number", better=-1),
@@ -35,7 +38,7 @@ EVALUATION: dict[str, Metric] = {
     "num_rollouts": Metric("graded rollouts", "rollouts", "number"),
     "discarded": Metric("discarded rollouts", "rollouts", "number", better=-1),
 }
-"""The fields of an Evaluation that are compared before and after training, in order."""
+"""Fields of an Evaluation that are compared before and after training, in order."""
 
 _PLACEHOLDER = re.compile(r"<(\w+)>")
 _FAMILIES = {
@@ -45,7 +48,7 @@ _FAMILIES = {
 
 @lru_cache(4096)
 def metric_of(name: str) -> tuple[str, dict[str, str]] | None:
-    """The entry that a name belongs to and the values of its placeholders, or None if it is not listed."""
+    """Return the registry entry of a metric name and its placeholder values, or None if it is not listed."""
     if name in METRICS:
         return name, {}
     for family, pattern in _FAMILIES.items():
@@ -55,6 +58,9 @@ def metric_of(name: str) -> tuple[str, dict[str, str]] | None:
 
 
 def prometheus_name(entry: str) -> str:
-    """`tool/<tool>/latency_s_mean` -> `agent_rft_tool_latency_seconds_mean`; a counter's samples end in `_total`."""
+    """Return the Prometheus name of an entry; samples of a counter end in `_total`.
+
+    `tool/<tool>/latency_s_mean` -> `agent_rft_tool_latency_seconds_mean`.
+    """
     plain = "_".join(part for part in entry.split("/") if not part.startswith("<"))
     return "agent_rft_" + re.sub(r"_s(?=_|$)", "_seconds", plain)

@@ -1,4 +1,4 @@
-"""What each process records as it happens."""
+"""Live metrics, which each process records as they happen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _file = partial(Metric, kind="file")
 _spread = partial(Metric, kind="histogram")
 _live = partial(Metric, live=True)
 
-# At each tool, grader, judge or session server, since the start; a line of the file has the sums of all processes.
+# Per tool, grader, judge or session server, since the start; a line of metrics.jsonl has the sums of all processes.
 _ENDPOINTS: dict[str, Metric] = {
     "endpoint/<endpoint>/calls": _live(
         "calls", "calls", "calls to the endpoint: answered, failed, cancelled or in progress", "counter"
@@ -19,11 +19,11 @@ _ENDPOINTS: dict[str, Metric] = {
     "endpoint/<endpoint>/failed": _live(
         "failed calls", "calls", "calls that ended without an answer after all retries", "counter"
     ),
-    "endpoint/<endpoint>/cancelled": _live("cancelled calls", "calls", "calls that the job gave up", "counter"),
+    "endpoint/<endpoint>/cancelled": _live("cancelled calls", "calls", "calls that the job cancelled", "counter"),
     "endpoint/<endpoint>/errors/<kind>": _live(
         "errors",
         "calls",
-        "failed calls by kind, such as server_error and deadline; the model sees those of tool_error and too_large",
+        "failed calls by kind, such as server_error and deadline; the model sees only tool_error and too_large",
         "counter",
     ),
     "endpoint/<endpoint>/retries": _live(
@@ -53,32 +53,35 @@ _ENDPOINTS: dict[str, Metric] = {
         "response latency", "s", "latency of answered requests", "histogram", SECONDS
     ),
     "endpoint/<endpoint>/queue_s": _live(
-        "time in queue", "s", "time that requests waited for their turn", "histogram", SECONDS
+        "time in queue", "s", "time that requests waited in the queue", "histogram", SECONDS
     ),
-    "endpoint/<endpoint>/latency_sum_s": _file("sum of response latencies", "s", "total latency of answered requests"),
+    "endpoint/<endpoint>/latency_sum_s": _file("total response latency", "s", "total latency of answered requests"),
     "endpoint/<endpoint>/queue_sum_s": _file(
-        "sum of times in queue", "s", "total time that requests waited for their turn"
+        "total time in queue", "s", "total time that requests waited in the queue"
     ),
     "endpoint/<endpoint>/limit": _live(
-        "concurrency limit", "requests", "requests that may currently be in flight at a time", series="limit"
+        "concurrency limit", "requests", "current limit of requests in flight", series="limit"
     ),
     "endpoint/<endpoint>/in_flight": _live(
-        "requests in flight", "requests", "requests that were sent and not yet answered", series="in flight"
+        "requests in flight", "requests", "requests that were sent and are not answered yet", series="in flight"
     ),
     "endpoint/<endpoint>/queued": _live(
-        "requests queued", "requests", "requests that wait for their turn", series="queued"
+        "requests queued", "requests", "requests that wait in the queue", series="queued"
     ),
     "endpoint/<endpoint>/breaker": _live(
         "circuit breaker", "", "0: closed, 1: half open, 2: open (the endpoint is down and only receives probes)"
     ),
 }
 
-# As rollouts end or, where they are told apart by split (train, validation, test) and not `live`, when their step is
-# taken.
+# Recorded when a rollout ends. Metrics by split (train, validation, test) are recorded when the rollout's step is done,
+# unless they are `live`.
 _ROLLOUTS: dict[str, Metric] = {
     "rollouts_started": _live("rollouts started", "rollouts", "attempts at rollouts", "counter"),
     "rollouts/<outcome>": _live(
-        "ended rollouts", "rollouts", "attempts that ended: graded, cancelled, or why they were discarded", "counter"
+        "ended rollouts",
+        "rollouts",
+        "attempts that ended, by outcome: graded, cancelled or the discard reason",
+        "counter",
     ),
     "rollouts_in_flight": _live("rollouts in flight", "rollouts", "attempts at rollouts in progress", series="all"),
     "reward/<split>": _spread("reward", "", "rewards of graded rollouts", buckets=GRADES),
@@ -106,11 +109,13 @@ _ROLLOUTS: dict[str, Metric] = {
     "baseline_valid_mean_reward": _live(
         "validation reward before training",
         "",
-        "mean reward over the whole validation file before training",
+        "mean reward over the validation file before training",
         series="baseline",
     ),
     "grade_s": _live("grading time", "s", "time from the end of a rollout to its grade", "histogram", SECONDS),
-    "grade_errors/<kind>": _live("failed gradings", "grades", "gradings that failed, by kind of error", "counter"),
+    "grade_errors/<kind>": _live(
+        "failed grader calls", "grades", "grader calls that failed, by kind of error", "counter"
+    ),
 }
 
 _ACTORS: dict[str, Metric] = {
@@ -124,8 +129,8 @@ _ACTORS: dict[str, Metric] = {
         "engines replaced since the job started: they died, or differed from the learner with the same weights",
         "counter",
     ),
-    "engine_slots": _live("engine slots", "requests", "requests that the engine runs at a time", series="total"),
-    "engine_slots_used": _live("engine slots in use", "requests", "requests that the engine is running", series="used"),
+    "engine_slots": _live("engine slots", "requests", "requests that the engine can run at a time", series="total"),
+    "engine_slots_used": _live("used engine slots", "requests", "requests that the engine is running", series="used"),
     "engine_waiting": _live(
         "requests waiting for a slot", "requests", "requests that wait for a slot of the engine", series="waiting"
     ),
@@ -136,7 +141,7 @@ _ACTORS: dict[str, Metric] = {
     "engine_pause_s": _live(
         "pause of an engine",
         "s",
-        "time that the engine generated nothing because of a weight update",
+        "time that the engine paused generation for a weight update",
         "histogram",
         SECONDS,
     ),
@@ -144,44 +149,46 @@ _ACTORS: dict[str, Metric] = {
         "learner restarts", "restarts", "restarts of all learner ranks because one was lost", "counter"
     ),
     "rank_s/<call>": _live(
-        "time of learner ranks",
+        "learner rank time",
         "s",
-        "time that a learner rank worked on calls such as step, snapshot and write (beside the others)",
+        "time that a learner rank spent in calls such as step, snapshot and write; write runs concurrently with others",
         "histogram",
         LONG_SECONDS,
     ),
 }
 
 _SERVER: dict[str, Metric] = {
-    "process_up": _live("process", "", "1 while a process exports its metrics; of one that was killed it vanishes"),
+    "process_up": _live(
+        "process", "", "1 while a process exports its metrics; it disappears when the process is killed"
+    ),
     "metric_source_errors/<error>": _live(
-        "metrics that could not be read",
+        "metric read errors",
         "errors",
-        "times that a part of a process's metrics could not be read, by type of error",
+        "failed attempts to read a part of a process's metrics, by type of error",
         "counter",
     ),
     "jobs_ended/<outcome>": _live(
         "ended jobs",
         "jobs",
-        "1 once the driver has ended: done, stopped (by a signal) or failed; a driver that is killed ends without",
+        "1 once the driver has ended: done, stopped (by a signal) or failed; missing if the driver was killed",
         "counter",
     ),
     "checkpoint_age_s": _live(
-        "age of the checkpoint",
+        "checkpoint age",
         "s",
-        "time since the last checkpoint, or since training began: what a kill would lose; only during training",
+        "time since the last checkpoint or the start of training, which a kill would lose; only during training",
     ),
     "checkpoint_bytes": _live("checkpoint size", "bytes", "size of the last checkpoint on disk"),
     "checkpoint_store_failures/<action>": _live(
-        "failures of the checkpoint store",
+        "checkpoint store failures",
         "attempts",
-        "attempts to copy a checkpoint to the checkpoint store, or to remove old ones there, that failed",
+        "failed attempts to upload a checkpoint to the checkpoint store, or to remove old ones there",
         "counter",
     ),
     "integration_failures/<integration>": _live(
-        "trackers that failed",
+        "failed trackers",
         "trackers",
-        "trackers of the job that failed and get no more numbers, by type such as wandb",
+        "trackers of the job that failed and get no more metrics, by type such as wandb",
         "counter",
     ),
     "events/<level>": _live("events", "events", "events reported to the user: info, warn, error", "counter"),
@@ -192,7 +199,7 @@ _SERVER: dict[str, Metric] = {
     ),
     "api_jobs/<state>": _live("API jobs", "jobs", "jobs of the API server by state, such as queued and running"),
     "api_queue_age_s": _live(
-        "age of the queue", "s", "time that the oldest queued job of the API server has been queued; 0 without one"
+        "queue age", "s", "time that the oldest queued job of the API server has been queued; 0 if no job is queued"
     ),
 }
 
@@ -200,7 +207,7 @@ LIVE_GROUPS: dict[str, dict[str, Metric]] = {
     "Endpoints": _ENDPOINTS,
     "Rollouts": _ROLLOUTS,
     "Engines and learner ranks": _ACTORS,
-    "The job and the server": _SERVER,
+    "Job and server": _SERVER,
 }
-"""The metrics below the headings of the reference."""
+"""Live metrics by heading of the reference."""
 LIVE_METRICS = {name: metric for group in LIVE_GROUPS.values() for name, metric in group.items()}

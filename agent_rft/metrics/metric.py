@@ -1,4 +1,4 @@
-"""The type of an entry of the list of metrics, the forms of its values, and the buckets of histograms."""
+"""Type of a metric's registry entry, formats of values and buckets of histograms."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ BYTES = tuple(10.0**i for i in range(5, 13))
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One entry of the list: what is measured, how a value is written, and where it is shown.
+    """One entry of the registry: what is measured, how a value is formatted, and where it is shown.
 
-    `label` names it in tables and as the title of a panel, `short` (or `label`) in log lines. `help` is a noun phrase,
-    shown by Prometheus and as the description of panels. `form` formats a value, by default according to its `unit`.
-    `chart` is the key in CHARTS of the chart that draws it. `series` is its name beside other metrics of the same chart
-    or panel; members of a family are named by their placeholders instead. `message` is its name in the message of the
-    API's metrics events, if it is shown there, and `csv` says that it is one of the first columns of the result file.
-    `better` is 1 if more is better, -1 if less is, else 0.
-
-    By its `kind`, Prometheus receives the last value, the sum of the recorded values, a histogram with these `buckets`,
-    or nothing (`file`: only in metrics.jsonl). If `live`, the process that measures it records it as it happens, and
-    its value in a step's line is only for the file.
+    Attributes:
+        label: Name in tables, and title of a panel.
+        help: Noun phrase, shown by Prometheus and as the description of panels.
+        kind: Value that Prometheus receives: the last value, the sum of recorded values, a histogram with `buckets`, or
+            nothing (`file`: only in metrics.jsonl).
+        live: Whether the measuring process records it as it happens; the step's value is then only for the file.
+        short: Name in log lines; default: `label`.
+        form: Format of a value; default: by `unit`.
+        chart: Key in CHARTS of the chart that shows it.
+        series: Name next to other metrics of a chart or panel; members of a family are named by placeholders instead.
+        message: Name in the message of the API's metrics events; empty if it is not shown there.
+        csv: Whether it is one of the first columns of the result file.
+        better: 1 if higher is better, -1 if lower is better, else 0.
     """
 
     label: str
@@ -48,11 +51,11 @@ class Metric:
 
     @property
     def pattern(self) -> str:
-        """The format of values, for `str.format`."""
+        """Format of values for `str.format`."""
         return self.form or FORMS.get(self.unit, "{:.3f}")
 
     def format(self, value: float) -> str:
-        """The value with its unit, as tables show it."""
+        """Return `value` with its unit, as in tables."""
         return self.pattern.format(value)
 
 
@@ -62,4 +65,4 @@ FORMS = {
     "share": "{:.0%}",
     "s": "{:.2f} s",
 }
-"""The formats of values by unit; the default has three decimals."""
+"""Formats of values by unit; the default has three decimals."""

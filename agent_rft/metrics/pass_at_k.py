@@ -1,4 +1,4 @@
-"""The estimator of pass@k, without bias."""
+"""Unbiased estimator of pass@k."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from math import comb
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Probability that at least one of k out of n samples passes, if `correct` of the n pass.
+    """Return the probability that at least one of k out of n samples passes, if `correct` of the n pass.
 
-    1 - C(n - correct, k) / C(n, k): Chen et al. 2021, arXiv:2107.03374, equation 1. At most n samples count.
+    1 - C(n - correct, k) / C(n, k): Chen et al. 2021, arXiv:2107.03374, equation 1. A `k` above n counts as n.
     """
     k = min(k, n)
     return 1.0 - comb(n - correct, k) / comb(n, k)

@@ -1,4 +1,4 @@
-"""What the driver knows of a step once it is done: a line of metrics.jsonl."""
+"""Step metrics: one line of metrics.jsonl per step, written by the driver after the step."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _spread = partial(Metric, kind="histogram")
 _file = partial(Metric, kind="file")
 
 _PROGRESS: dict[str, Metric] = {
-    "step": Metric("step", "steps", "updates taken, counted from 1"),
-    "total_steps": Metric("planned steps", "steps", "updates planned"),
+    "step": Metric("step", "steps", "number of the step, from 1"),
+    "total_steps": Metric("planned steps", "steps", "steps that the job plans"),
     "version": Metric("policy version", "", "policy version after the step"),
     "elapsed_s": Metric("elapsed time", "s", "time since the training loop started"),
 }
@@ -31,7 +31,7 @@ _REWARDS: dict[str, Metric] = {
     "full_valid_mean_reward": Metric(
         "validation reward",
         "",
-        "mean reward over the whole validation file",
+        "mean reward over the validation file",
         short="valid reward",
         in_live_view=True,
         message="full validation mean reward",
@@ -50,7 +50,7 @@ _REWARDS: dict[str, Metric] = {
     "full_valid_mean_grade": Metric(
         "validation grade",
         "",
-        "mean grade over the whole validation file",
+        "mean grade over the validation file",
         short="valid grade",
         in_live_view=True,
         series="validation",
@@ -73,7 +73,7 @@ _REWARDS: dict[str, Metric] = {
     "valid_reasoning_tokens_mean": Metric(
         "reasoning tokens per validation rollout",
         "tokens",
-        "mean sampled tokens up to the end of thought, per validation rollout",
+        "mean sampled tokens up to the end of the reasoning, per validation rollout",
     ),
     "full_valid_loss": Metric(
         "validation loss",
@@ -109,7 +109,7 @@ _BEHAVIOR: dict[str, Metric] = {
     "parallel_turn_share": Metric(
         "turns with parallel calls",
         "share",
-        "share of turns with calls that have more than one",
+        "share of turns with tool calls that have more than one call",
         chart="parallel",
         series="parallel",
         short="parallel",
@@ -129,7 +129,7 @@ _BEHAVIOR: dict[str, Metric] = {
     "reasoning_tokens_mean": Metric(
         "reasoning tokens per rollout",
         "tokens",
-        "mean sampled tokens up to the end of thought, per rollout",
+        "mean sampled tokens up to the end of the reasoning, per rollout",
         chart="tokens",
         series="reasoning",
         csv=True,
@@ -137,7 +137,7 @@ _BEHAVIOR: dict[str, Metric] = {
     "rollout_tokens_mean": Metric(
         "all tokens per rollout",
         "tokens",
-        "mean tokens per rollout, prompt and tool results included, of all its segments",
+        "mean tokens per rollout over all its segments, including prompts and tool results",
         chart="tokens",
         series="all",
         short="tokens",
@@ -146,7 +146,7 @@ _BEHAVIOR: dict[str, Metric] = {
     "segments_mean": Metric(
         "segments per rollout",
         "segments",
-        "mean segments per rollout: 1 where the chat template only appends, more where it rewrites earlier turns",
+        "mean segments per rollout: 1 if the chat template only appends, more if it rewrites earlier turns",
     ),
     "rollout_busy_s_mean": Metric(
         "busy time per rollout",
@@ -161,18 +161,18 @@ _BEHAVIOR: dict[str, Metric] = {
         "wall-clock time per rollout", "s", "mean wall-clock time per rollout", chart="rollout_time", series="wall"
     ),
     "rollout_wall_s_p50": Metric(
-        "median wall-clock time per rollout", "s", "wall-clock time that half of the step's rollouts did not exceed"
+        "median wall-clock time per rollout", "s", "median of the wall-clock times of the step's rollouts"
     ),
     "rollout_wall_s_p95": Metric(
         "95th percentile of the wall-clock time per rollout",
         "s",
-        "wall-clock time that 95 % of the step's rollouts did not exceed",
+        "95th percentile of the wall-clock times of the step's rollouts",
     ),
     "grade_latency_s_mean": Metric(
         "grading time per rollout", "s", "mean latency of the grader per rollout", chart="rollout_time", series="grader"
     ),
     "grader/<grader>/score_mean": Metric(
-        "score of a part of the grader",
+        "score of a grader part",
         "",
         "mean score of one part of a multi grader; `ungated` is the score without guards",
         chart="grader_parts",
@@ -183,14 +183,14 @@ _BEHAVIOR: dict[str, Metric] = {
     "held_out_grade_mean": Metric(
         "held-out grade",
         "",
-        "mean grade of the held-out grader, which nothing is trained on",
+        "mean grade of the held-out grader, which is never trained on",
         chart="held_out",
         series="held out",
     ),
     "held_out_failures": _count(
-        "failures of the held-out grader", "rollouts", "graded rollouts to which the held-out grader gave no grade"
+        "held-out grader failures", "rollouts", "graded rollouts for which the held-out grader failed"
     ),
-    "judge_tokens/<model>": _count("tokens of a judge", "tokens", "tokens spent on one judge model"),
+    "judge_tokens/<model>": _count("judge tokens", "tokens", "tokens spent on one judge model"),
     "finish/<reason>": _count(
         "rollouts by finish reason",
         "rollouts",
@@ -206,7 +206,8 @@ _BEHAVIOR: dict[str, Metric] = {
     "tool/<tool>/output_tokens_mean": _file(
         "tokens of a tool's output",
         "tokens",
-        "mean length of one tool's outputs; a turn's tokens are divided among its calls, and unknown between segments",
+        "mean tokens of one tool's outputs; a turn's tokens are divided among its calls, and unknown at the end of a "
+        "segment",
     ),
     "tool/<tool>/output_chars_mean": Metric(
         "length of a tool's output", "characters", "mean length of one tool's outputs"
@@ -217,7 +218,7 @@ _BEHAVIOR: dict[str, Metric] = {
     "call_errors/<kind>": _count(
         "invalid calls",
         "calls",
-        "calls that the model got wrong: malformed_call, unknown_tool, invalid_arguments, over_budget, tool_error",
+        "calls with an error as result: malformed_call, unknown_tool, invalid_arguments, over_budget, tool_error",
         chart="call_errors",
     ),
 }
@@ -227,7 +228,7 @@ _LOSSES: dict[str, Metric] = {
     "mean_unresponsive_rewards": Metric(
         "discarded rollouts",
         "share",
-        "share of the rollouts of the step's groups that were discarded",
+        "share of discarded rollouts in the step's groups",
         short="discarded",
         in_live_view=True,
         message="unresponsive rewards",
@@ -244,23 +245,23 @@ _LOSSES: dict[str, Metric] = {
         "groups trained", "groups", "groups that were trained on", chart="groups", series="trained"
     ),
     "groups_without_signal/<kind>": _count(
-        "groups without signal",
+        "zero-variance groups",
         "groups",
-        "groups whose rewards are all equal, which carry no signal: all_right, all_wrong, equal",
+        "groups whose rewards are all equal, so that they have no signal: all_right, all_wrong, equal",
         chart="groups",
     ),
     "groups_lost": _count(
         "groups lost", "groups", "groups with fewer than two surviving rollouts", chart="groups", series="lost"
     ),
     "account/<state>": _file(
-        "attempts at rollouts",
+        "rollout attempts",
         "rollouts",
         "attempts since the start: started = graded + discarded + cancelled + in_flight",
     ),
     "slow_rows_ratio": Metric(
-        "slow rows, relative",
+        "graded share of slow rows",
         "",
-        "graded share of the rollouts of the slowest quarter of groups, relative to that of all groups",
+        "graded share of rollouts in the slowest quarter of groups, divided by the graded share in all groups",
     ),
 }
 
@@ -268,7 +269,7 @@ _FRESHNESS: dict[str, Metric] = {
     "staleness_mean": Metric(
         "staleness in versions",
         "versions",
-        "policy versions by which a trained group's oldest token lags the learner, mean of the step",
+        "policy versions by which a trained group's oldest token lags behind the learner, mean of the step",
         chart="staleness",
         series="mean",
         short="stale",
@@ -277,14 +278,14 @@ _FRESHNESS: dict[str, Metric] = {
     "staleness_max": Metric(
         "largest staleness",
         "versions",
-        "policy versions by which a trained group's oldest token lags the learner, largest of the step",
+        "policy versions by which a trained group's oldest token lags behind the learner, maximum of the step",
         chart="staleness",
         series="largest",
     ),
     "sync_pause_s": _spread(
         "pause per update",
         "s",
-        "time that the slowest engine generated nothing because of a weight update",
+        "time that the slowest engine paused generation for a weight update",
         buckets=SECONDS,
         chart="sync",
         series="pause",
@@ -297,13 +298,15 @@ _FRESHNESS: dict[str, Metric] = {
         "time to send the learner's weights to all engines",
         buckets=SECONDS,
         chart="sync",
-        series="whole sync",
+        series="total",
     ),
-    "sync_bytes": _spread("bytes per weight sync", "bytes", "weights sent to each engine per update", buckets=BYTES),
+    "sync_bytes": _spread(
+        "bytes per weight sync", "bytes", "bytes of weights sent to each engine per update", buckets=BYTES
+    ),
     "canary_gap": Metric(
-        "gap on the canary",
+        "canary gap",
         "nats",
-        "mean absolute log-probability difference of engines and learner on the canary, with the same weights",
+        "mean absolute log-probability difference between engines and learner on the canary, with the same weights",
         chart="gap",
         series="canary",
     ),
@@ -340,11 +343,11 @@ _LEARNER: dict[str, Metric] = {
         series="all tokens",
     ),
     "importance_capped_share": Metric(
-        "tokens with a truncated weight",
+        "tokens with a capped weight",
         "share",
-        "share of trained tokens whose importance weight was truncated",
+        "share of trained tokens whose importance weight was capped",
         chart="limited",
-        series="weight truncated",
+        series="weight capped",
     ),
     "clipped_share": Metric(
         "clipped tokens",
@@ -361,35 +364,39 @@ _LEARNER: dict[str, Metric] = {
         series="diverged",
     ),
     "kl_start": Metric(
-        "KL to the start model", "nats", "KL divergence from the start model, in nats; only if kl_coef is above 0"
+        "KL to the reference model",
+        "nats",
+        "KL divergence from the reference model, in nats; only if kl_coef is above 0",
     ),
     "logprob_gap": Metric(
         "log-probability gap",
         "nats",
-        "mean absolute log-probability difference of engines and learner on tokens of the learner's version",
+        "mean absolute log-probability difference between engines and learner, on tokens of the learner's version",
         chart="gap",
         series="trained tokens",
     ),
     "logprob_gap_ratio": Metric(
-        "ratio at equal versions",
+        "importance ratio at equal versions",
         "",
         "mean ratio of the learner's to the engine's probability, over tokens of the learner's version",
         series="same version",
     ),
     "logprob_gap_tokens": Metric(
-        "tokens of the gap", "tokens", "tokens that logprob_gap and logprob_gap_ratio are means over"
+        "tokens of the log-probability gap",
+        "tokens",
+        "number of tokens over which logprob_gap and logprob_gap_ratio are averaged",
     ),
     "tokens_without_loss": _count(
         "tokens without loss",
         "tokens",
-        "sampled tokens whose mask under the response format the learner could not compute, because the engine had "
-        "another version of the grammar library or of the tokenizer",
+        "sampled tokens excluded from the loss: the learner could not compute their response-format mask, because the "
+        "engine has another version of the grammar library or tokenizer",
     ),
     "trained_tokens": _count("trained tokens", "tokens", "tokens in the loss", series="trained"),
     "computed_tokens": _count(
         "computed tokens",
         "tokens",
-        "tokens that went through the model, padding included; those that rollouts begin with in common once, on cores",
+        "tokens that went through the model, including padding; on CPU, a prefix that rollouts share counts once",
         series="computed",
     ),
     "padding_efficiency": Metric("padding efficiency", "share", "share of packed tokens that are not padding"),
@@ -409,12 +416,16 @@ _TIMES: dict[str, Metric] = {
         series="waiting",
     ),
     "engine_busy_share": Metric(
-        "busy engines",
+        "engine utilization",
         "share",
-        "share of the time since the step before for which an engine had requests to run, as a mean over engines",
+        "share of the time since the previous step in which an engine had requests to run, averaged over engines",
     ),
     "time_write_ahead_s": _spread(
-        "writing ahead", "s", "time to record the batch before its update", buckets=SECONDS, series="writing ahead"
+        "write-ahead",
+        "s",
+        "time to write the batch to the journal before its update",
+        buckets=SECONDS,
+        series="write-ahead",
     ),
     "time_learn_s": _spread(
         "learning",
@@ -435,7 +446,7 @@ _TIMES: dict[str, Metric] = {
     "time_eval_s": _spread(
         "validation",
         "s",
-        "time to evaluate the validation file, in steps that do",
+        "time to evaluate the validation file, in steps with a validation",
         buckets=LONG_SECONDS,
         chart="step_time",
         series="validation",
@@ -443,27 +454,28 @@ _TIMES: dict[str, Metric] = {
     "time_checkpoint_s": _spread(
         "checkpoint",
         "s",
-        "how long a checkpoint stops the loop, in steps that save one: a copy, and the end of the write before",
+        "time that a checkpoint blocks the loop, in steps that save one: the snapshot, and the rest of the previous "
+        "write",
         buckets=LONG_SECONDS,
         series="checkpoint",
     ),
     "time_step_s": _spread(
-        "whole step",
+        "step time",
         "s",
-        "time of the whole step, validation and checkpoint included",
+        "time of the complete step, including validation and checkpoint",
         buckets=LONG_SECONDS,
-        series="whole step",
+        series="complete step",
     ),
 }
 
 STEP_GROUPS: dict[str, dict[str, Metric]] = {
-    "Where the job is": _PROGRESS,
-    "How well it does": _REWARDS,
-    "How it works": _BEHAVIOR,
-    "What was lost": _LOSSES,
-    "How fresh it is": _FRESHNESS,
-    "The learner": _LEARNER,
-    "Where the time went": _TIMES,
+    "Progress": _PROGRESS,
+    "Rewards and grades": _REWARDS,
+    "Agent behavior": _BEHAVIOR,
+    "Discarded rollouts and groups": _LOSSES,
+    "Staleness and weight sync": _FRESHNESS,
+    "Learner": _LEARNER,
+    "Step time": _TIMES,
 }
-"""The metrics below the headings of the reference."""
+"""Step metrics by heading of the reference."""
 STEP_METRICS = {name: metric for group in STEP_GROUPS.values() for name, metric in group.items()}

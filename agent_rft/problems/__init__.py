@@ -1,7 +1,7 @@
-"""The registry of problem codes: what each means and what to do about it.
+"""Registry of problem codes: the meaning of each code and what to do about it.
 
-A code stands in brackets after a message of the command line, in the `code` of an error of the API and in the `error`
-of a failed job. A key with a `<placeholder>` stands for a family: `invalid_<type>` -> `invalid_int_parsing`.
+The command line prints a code in brackets after a message. The API returns it in the `code` of an error and in the
+`error` of a failed job. A key with a `<placeholder>` stands for a family: `invalid_<type>` -> `invalid_int_parsing`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GROUPS: dict[str, Mapping[str, ProblemCode]] = {
     **API_CODES,
     **IMPORT_CODES,
 }
-"""The codes below the headings of the reference."""
+"""All codes by heading of the reference."""
 PROBLEM_CODES: dict[str, ProblemCode] = {name: code for group in GROUPS.values() for name, code in group.items()}
 
 _PLACEHOLDER = re.compile(r"<\w+>")
@@ -33,13 +33,13 @@ _FAMILIES = {name: re.compile(_PLACEHOLDER.sub(r"\\w+", name)) for name in PROBL
 
 
 def entry_of(code: str) -> str | None:
-    """The entry that a code belongs to, or None if it is not listed."""
+    """Return the registry entry of a code, or None if it is not listed."""
     if code in PROBLEM_CODES:
         return code
     return next((family for family, pattern in _FAMILIES.items() if pattern.fullmatch(code)), None)
 
 
 def stops_accepted(code: str) -> bool:
-    """Whether a problem stops even a job that was accepted before; if its code does not say so, it does."""
+    """Whether a problem stops even a job that was accepted before; True for codes that do not define it."""
     entry = PROBLEM_CODES.get(entry_of(code) or "")
     return entry.stops_accepted if isinstance(entry, CheckCode) else True

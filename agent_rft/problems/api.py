@@ -1,4 +1,4 @@
-"""The codes in error responses of the API, apart from those of a job's form, which are the same as of `check`."""
+"""Problem codes in error responses of the API. Problems of a job's settings have the codes of `check`."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
     "API: key and limits": {
         "missing_api_key": ProblemCode(
             "The request has no key.",
-            "Send `Authorization: Bearer sk-rft-...`. The first start of a server prints a key; `agent-rft keys "
-            "create` makes others.",
+            "Send `Authorization: Bearer sk-rft-...`. A server prints a key at its first start; `agent-rft keys "
+            "create` creates others.",
         ),
         "invalid_api_key": ProblemCode(
-            "The server does not know the key, or it was revoked or has expired. Keys belong to one server's database.",
-            "Check which server the client calls (`base_url`), and make a key there with `agent-rft keys create`.",
+            "The key is unknown to the server, was revoked or has expired. Keys belong to one server's database.",
+            "Check which server the client calls (`base_url`), and create a key there with `agent-rft keys create`.",
         ),
         "session_ended": ProblemCode(
-            "The console's session is over: it lasts 24 hours, and no longer than its key.",
-            "Log in again, with a key that works.",
+            "The console session has ended: it lasts 24 hours, and not longer than its key.",
+            "Log in again with a valid key.",
         ),
         "foreign_origin": ProblemCode(
-            "A change came with the console's cookie from a page of another host, so it was refused.",
-            "Use the console at the server's own address. A proxy in front of it must pass on `Host` as it is.",
+            "A page of another host sent a change with the console's cookie, so the change was refused.",
+            "Open the console at the server's URL. A proxy in front of the server must forward `Host` unchanged.",
         ),
         "insufficient_scope": ProblemCode(
-            "The key is valid, but may not do this: `read` may look, `write` may create jobs and call models and may "
-            "change what the same key made, `admin` may do everything.",
+            "The key is valid, but its scope does not allow this. `read` allows reading. `write` also allows creating "
+            "jobs, calling models and changing what the same key created. `admin` allows everything.",
             "Use a key with the scope in the message.",
         ),
         "too_many_failed_logins": ProblemCode(
-            "The client's address, or all addresses together, sent too many requests with a wrong key within a minute. "
-            "A right key is never refused for that.",
-            "Correct the key of the client that sends them; it often is one whose key was revoked or has expired.",
+            "The client's IP address, or all addresses together, sent too many requests with a wrong key within a "
+            "minute. A valid key is never refused for this reason.",
+            "Fix the key of the client that sends these requests. Often its key was revoked or has expired.",
         ),
         "rate_limit_exceeded": ProblemCode(
-            "The key made more requests per minute than it may. The limit is that of the key, else that of the server.",
-            "Wait for the seconds in `Retry-After`, as OpenAI's client does by itself, or ask for a higher limit.",
+            "The key exceeded its limit of requests per minute. A key without a limit has the limit of the server.",
+            "Wait for the seconds in `Retry-After`, as OpenAI's client does automatically, or ask for a higher limit.",
         ),
         "too_many_uploads": ProblemCode(
-            "As many uploads are in progress as the operator allows at a time (`limits.max_uploads`), half of them for "
-            "one API key, which bounds the server's memory.",
+            "The operator's limit of concurrent uploads is reached (`limits.max_uploads`, half of it for one API "
+            "key). It bounds the server's memory.",
             "Try again in a moment.",
         ),
         "too_many_checks": ProblemCode(
-            "Two checks of requests for jobs are in progress, or one of the same API key: each reads whole files in a "
-            "process of its own.",
+            "Two job checks are in progress, or one for the same API key. Each check reads complete files in a "
+            "separate process.",
             "Try again in a moment.",
         ),
         "database_unavailable": ProblemCode(
@@ -53,181 +53,185 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "server's log has the reason.",
         ),
         "too_many_in_progress": ProblemCode(
-            "The key has as many requests, or bytes of bodies, in progress as its share allows, which is half of what "
-            "the server holds (`limits.max_connections`, and 128 bodies of `limits.max_body_bytes`).",
-            "Try again in a moment, as OpenAI's client does by itself; send fewer requests at the same time.",
+            "The key has reached its share of requests, or bytes of bodies, in progress. A share is half of what the "
+            "server holds (`limits.max_connections`, and 128 bodies of `limits.max_body_bytes`).",
+            "Try again in a moment, as OpenAI's client does automatically; send fewer requests at the same time.",
         ),
         "too_many_connections": ProblemCode(
-            "As many connections are open as the operator allows (`limits.max_connections`), half of them for one "
-            "address. Behind a proxy all clients have its address.",
-            "Use one HTTP client for many requests, since it keeps its connections; the operator can raise the limit.",
+            "The operator's limit of open connections is reached (`limits.max_connections`, half of it for one IP "
+            "address). Behind a proxy, all clients share its address.",
+            "Use one HTTP client for many requests, because it reuses its connections. The operator can raise the "
+            "limit.",
         ),
         "headers_too_large": ProblemCode(
-            "The URL and the headers of a request are over 64 KiB, or there are more than 100 headers.",
+            "The URL and the headers of a request are larger than 64 KiB, or there are more than 100 headers.",
             "Send long values in the body.",
         ),
         "invalid_http": ProblemCode(
-            "What the server received is not HTTP/1.1: often TLS, which only a proxy in front of the server speaks, or "
-            "many requests that did not wait for an answer.",
+            "The server received something other than HTTP/1.1. Often it is TLS, which only a proxy in front of the "
+            "server supports, or many requests that did not wait for a response.",
             "Check whether the URL starts with http or https.",
         ),
         "unexpected_body": ProblemCode(
-            "The request has a body, and its method has none here: GET, HEAD, DELETE or OPTIONS.",
-            "Send it without a body.",
+            "The request has a body, but its method does not allow one: GET, HEAD, DELETE or OPTIONS.",
+            "Send the request without a body.",
         ),
         "too_many_trials": ProblemCode(
-            "As many graders and tools are being tried as the operator allows at a time (`limits.max_trial_calls`), "
-            "and no slot became free in two minutes, or too many wait already. A key has three quarters at most.",
-            "Try again in a moment, with fewer samples (`n`) or fewer parts that start a process or ask a model.",
+            "The operator's limit of trial calls of graders and tools is reached (`limits.max_trial_calls`, three "
+            "quarters of it for one key). No slot became free in two minutes, or too many calls are already waiting.",
+            "Try again in a moment, with fewer samples (`n`), or with fewer grader parts that start a process or call "
+            "a model.",
         ),
     },
-    "API: form of a request": {
+    "API: request format": {
         "unknown_url": ProblemCode(
-            "There is no such route. OpenAI's API has more routes than this server.",
-            "Check the path, which starts with `/v1`; the reference of the API lists all routes.",
+            "The route does not exist. OpenAI's API has more routes than this server.",
+            "Check the path, which starts with `/v1`. The API reference lists all routes.",
         ),
         "method_not_allowed": ProblemCode(
-            "The route exists, but not with this method.",
-            "Use a method of the reference.",
+            "The route does not support this method.",
+            "Use a method that the API reference lists for the route.",
         ),
         "invalid_url": ProblemCode(
-            "The URL has a null character.",
-            "Remove it.",
+            "The URL contains a null character.",
+            "Remove the character.",
         ),
         "unsupported_media_type": ProblemCode(
-            "The body is not in the form that the route reads, or it is compressed.",
+            "The body is not in the format that the route reads, or it is compressed.",
             "Send JSON with `Content-Type: application/json`, files as `multipart/form-data`, without "
             "`Content-Encoding`.",
         ),
         "invalid_json": ProblemCode(
-            "The body is not valid JSON, has more than 25,000 values, is nested too deeply, or has a number or a "
+            "The body is not valid JSON, has more than 25,000 values or too many levels, or contains a number or "
             "character that cannot be stored.",
             "Send one JSON object; split a large one.",
         ),
         "invalid_form": ProblemCode(
-            "The upload is not a complete multipart form, or has a field two times.",
-            "Let an HTTP library write the form; a truncated one often comes from a proxy with a limit on bodies.",
+            "The upload is not a complete multipart form, or contains a field twice.",
+            "Let an HTTP library create the form. A truncated form is often caused by a proxy that limits the size of "
+            "bodies.",
         ),
         "too_large": ProblemCode(
-            "The body is over the operator's limit (`limits.max_body_bytes`), or a hyperparameter is larger than any "
-            "that is meant.",
-            "Send less at a time, or a smaller number or `auto`.",
+            "The body exceeds the operator's limit (`limits.max_body_bytes`), or a hyperparameter is larger than any "
+            "reasonable value.",
+            "Send less per request, or a smaller number or `auto`.",
         ),
         "timeout": ProblemCode(
-            "The body did not arrive in time, or the model did not answer in time.",
-            "Try again; for a slow network, split the file, and for a slow model ask for fewer tokens.",
+            "The body or the model's answer did not arrive in time.",
+            "Try again. On a slow network, split the file; for a slow model, request fewer tokens.",
         ),
         "missing_required_parameter": ProblemCode(
-            "A required field is missing; `param` names it.",
-            "Add it.",
+            "A required field, named in `param`, is missing.",
+            "Add the field.",
         ),
         "unknown_parameter": ProblemCode(
-            "The server does not know a field; `param` names it. It is refused because ignoring it would do something "
-            "else than was asked for.",
+            "The server does not support the field in `param`. Ignoring it would do something other than requested.",
             "Remove the field, or check its spelling.",
         ),
         "invalid_value": ProblemCode(
-            "The value of the field in `param` is not valid.",
-            "Correct it as the message says.",
+            "The value of the field in `param` is invalid.",
+            "Correct the value as the message describes.",
         ),
         "invalid_request": ProblemCode(
-            "The request is well formed, but cannot be done; the message says why.",
+            "The request is well formed, but cannot be executed. The message has the reason.",
             "Follow the message.",
         ),
         "invalid_type": ProblemCode(
-            "A value has the wrong type: the body is not an object, or a hyperparameter is a boolean, which Python "
-            "would take for 1 or 0.",
-            "Give a number or `auto`.",
+            "A value has the wrong type. Either the body is not an object, or a hyperparameter is a boolean, which "
+            "Python would treat as 1 or 0.",
+            "Send a JSON object as body, and a number or `auto` as hyperparameter.",
         ),
         "unknown_key": ProblemCode(
-            "The older form of a supervised job, with `hyperparameters` at the top, has three of them only.",
-            "Remove the key, or give it in `method.supervised.hyperparameters`.",
+            "In the older format of supervised jobs, the top-level `hyperparameters` support only three keys.",
+            "Remove the key, or set it in `method.supervised.hyperparameters`.",
         ),
         "two_places": ProblemCode(
-            "`hyperparameters` are given both at the top, the older form, and in `method`: one of them would be "
-            "ignored.",
-            "Give all of them in `method`.",
+            "`hyperparameters` are set both at the top level, which is the older format, and in `method`. One of them "
+            "would be ignored.",
+            "Set all of them in `method`.",
         ),
     },
     "API: files, jobs and models": {
         "not_found": ProblemCode(
-            "There is no object with this id on this server, or it was deleted or has expired.",
+            "The server has no object with this id, or the object was deleted or has expired.",
             "List the objects to find the right id.",
         ),
         "file_not_found": ProblemCode(
-            "The job names a file that this server does not have. Ids of another server do not work here.",
-            "Upload it first, with the purpose `fine-tune`.",
+            "The job refers to a file that does not exist on this server. Ids of other servers are not valid here.",
+            "Upload the file first, with the purpose `fine-tune`.",
         ),
         "invalid_purpose": ProblemCode(
-            "The file was uploaded for something else, and a job reads only files for training.",
-            "Upload it with the purpose `fine-tune`.",
+            "The file was uploaded with another purpose, and a job reads only files for training.",
+            "Upload the file with the purpose `fine-tune`.",
         ),
         "invalid_filename": ProblemCode(
-            "The name of the upload is an absolute path, has `..` or control characters. The server never uses it as a "
-            "path, but clients that download the file may.",
-            "Use a plain name.",
+            "The name of the upload is an absolute path, or contains `..` or control characters. The server never "
+            "uses it as a path, but clients that download the file might.",
+            "Use a plain file name.",
         ),
         "file_too_large": ProblemCode(
-            "The file is over the operator's limit of a file.",
-            "Split it, or ask the operator to raise the limit.",
+            "The file exceeds the operator's limit for a file.",
+            "Split the file, or ask the operator to raise the limit.",
         ),
         "no_space": ProblemCode(
             "The server's disk is full.",
-            "Tell the operator; deleting files of the server helps at once.",
+            "Notify the operator. Deleting files on the server frees space immediately.",
         ),
         "not_ready": ProblemCode(
-            "The server is still reading the rollouts of the job, which takes longer for old or large runs.",
+            "The server is still reading the job's rollouts, which takes longer for old or large runs.",
             "Send the request again after the seconds in `Retry-After`.",
         ),
         "invalid_job_state": ProblemCode(
-            "The job cannot do this in its state, such as resuming a job that is running or cancelling one that ended.",
-            "Look at its status first.",
+            "The job's state does not allow this, such as resuming a running job or cancelling a job that ended.",
+            "Check the job's status first.",
         ),
         "idempotency_key_reused": ProblemCode(
-            "The `Idempotency-Key` was sent before with another body. A key stands for one job, so that a repeated "
-            "request does not start a second one.",
+            "The `Idempotency-Key` was sent before with another body. A key identifies one job, so that a repeated "
+            "request does not start a second job.",
             "Use a new key for a new job.",
         ),
         "model_not_found": ProblemCode(
-            "The server has no model of this name, neither to call nor to train.",
-            "Use an id of `agent-rft models list`; the operator adds base models below `aliases`.",
+            "The server has no model with this name, neither to call nor to train.",
+            "Use an id from `agent-rft models list`. The operator adds base models below `aliases`.",
         ),
         "model_not_deletable": ProblemCode(
-            "It is a base model of the server. Only tuned models and checkpoints can be deleted through the API.",
-            "Let the operator remove it from `aliases`.",
+            "The model is a base model of the server. Only tuned models and checkpoints can be deleted through the "
+            "API.",
+            "Ask the operator to remove the model from `aliases`.",
         ),
     },
-    "API: answers of models": {
+    "API: model answers": {
         "model_damaged": ProblemCode(
-            "The model's folder has no readable tokenizer, template or adapter, or its adapter is one of another base. "
-            "Other models, also of the same engine, are served as before.",
-            "The server's log names the file; restore it, or delete the model. An adapter needs its base where its "
-            "`adapter_config.json` says.",
+            "The model's folder has no readable tokenizer, template or adapter, or its adapter belongs to another "
+            "base model. Other models, including models on the same engine, are not affected.",
+            "Find the file in the server's log, and restore it or delete the model. An adapter needs its base model "
+            "at the path in its `adapter_config.json`.",
         ),
         "model_unavailable": ProblemCode(
-            "The model has no engine right now: it starts, was stopped, or failed, or the cluster has no room for it.",
+            "The model has no engine at the moment: the engine is starting, was stopped or failed, or the cluster has "
+            "no free resources for it.",
             "Try again after the seconds in `Retry-After`; the first call of a model starts its engine.",
         ),
         "context_length_exceeded": ProblemCode(
-            "Messages and tools of the request take more tokens than the model's context.",
+            "The messages and tools of the request exceed the model's context length.",
             "Send fewer or shorter messages.",
         ),
         "invalid_encrypted_content": ProblemCode(
-            "A reasoning item was not made by this server, was made for another API key, or was changed, so it is not "
-            "shown to the model.",
-            "Send reasoning items exactly as this server returned them, or leave them out.",
+            "A reasoning item was not created by this server, belongs to another API key, or was modified. It is "
+            "therefore not sent to the model.",
+            "Send reasoning items exactly as this server returned them, or omit them.",
         ),
         "unsupported_endpoint": ProblemCode(
             "The server has no embedding models.",
-            "Send the request to a server of embeddings.",
+            "Send the request to a server that has embedding models.",
         ),
         "invalid_grader": ProblemCode(
-            "The `grader` of a request for the best of several answers is not valid.",
-            "Write it as in a job; `POST /v1/fine_tuning/alpha/graders/validate` checks one.",
+            "The `grader` of a best-of-n request is invalid.",
+            "Write the grader as in a job. `POST /v1/fine_tuning/alpha/graders/validate` checks one.",
         ),
         "grader_refused": ProblemCode(
             "The endpoint of the request's grader answered 401 or 403.",
-            "Put its token into the grader's `headers`.",
+            "Put the endpoint's token into the grader's `headers`.",
         ),
     },
 }

@@ -1,4 +1,4 @@
-"""The types of entries of the registry of problem codes."""
+"""Entry types of the registry of problem codes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ProblemCode:
-    """What a code means, more than the message of a single problem can say, and what to do about it.
+    """Explanation of a problem code: its general meaning and what to do about it, as sentences in Markdown.
 
-    `meaning` also says why there is such a check, where that is not obvious. Both are sentences in Markdown.
+    `meaning` includes the reason for the check if it is not obvious.
     """
 
     meaning: str
@@ -20,9 +20,9 @@ class ProblemCode:
 class CheckCode(ProblemCode):
     """A code of the check of a job.
 
-    `stops_accepted`: it also stops a job that was accepted before, such as a run that is resumed, because that cannot
-    continue: something is gone, or is forbidden or impossible today. False for what concerns only the job's values: a
-    check that is newer than the job must not end it, so the job gets a warning.
+    `stops_accepted`: True if it also stops a job that was accepted before, such as a resumed run, because the job
+    cannot continue: something is missing, forbidden or impossible. False if it only concerns values of the job: a check
+    that was added after the job started must not end it, so the job gets a warning.
     """
 
     stops_accepted: bool

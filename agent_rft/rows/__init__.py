@@ -1,4 +1,4 @@
-"""From dataset rows to tasks, and from rollouts to JSON and back.
+"""Dataset rows as tasks, rollouts as JSON, and the ownership of run folders.
 
-No torch and no training logic here: engines and run folders use these formats as well.
+The package depends on neither torch nor training logic, because engines and run folders use these formats too.
 """

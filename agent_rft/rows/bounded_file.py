@@ -1,4 +1,4 @@
-"""Files that a user names, read no further than a bound."""
+"""Bounded reads of files that the user names."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from agent_rft.errors import UserError
 
 
 def read_bounded(path: Path, most: int, remedy: str) -> bytes:
-    """The content of a file; `remedy` is for one that has more than `most` bytes.
+    """Return the content of a file. `remedy` ends the message for a file of more than `most` bytes.
 
     Raises:
-        UserError: It cannot be read, or is too large.
+        UserError: The file cannot be read, or is too large.
     """
     try:
         with path.open("rb") as file:
@@ -24,10 +24,10 @@ def read_bounded(path: Path, most: int, remedy: str) -> bytes:
 
 
 def as_text(content: bytes, where: str, remedy: str) -> str:
-    """A UTF-8 text, without its byte order mark.
+    """Decode UTF-8 text, without a byte order mark.
 
     Raises:
-        UserError: It is not UTF-8; the line is named.
+        UserError: The content is not UTF-8; the message names the line.
     """
     try:
         return content.decode("utf-8-sig")

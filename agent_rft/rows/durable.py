@@ -1,4 +1,4 @@
-"""Writes that survive a kill and the loss of power: beside, to disk, and renamed."""
+"""Writes that survive a kill and a power loss: to a temporary file, flushed to disk, then renamed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file; readers see the old content or the new one, and the new one is on disk when this returns.
+    """Replace a file atomically, and return once the new content is on disk. Readers see the old or the new content.
 
     Raises:
         OSError: The disk is full or read-only; the old content is untouched.
@@ -19,14 +19,14 @@ def write_durably(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        temporary.unlink(missing_ok=True)  # a full disk may have room for something smaller
+        temporary.unlink(missing_ok=True)  # frees the space for a smaller file
         raise
     temporary.rename(path)
     sync_to_disk(path.parent)
 
 
 def sync_to_disk(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, is on disk."""
+    """Wait until the content of a file, or the list of names in a folder, is on disk."""
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)

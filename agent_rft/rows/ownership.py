@@ -1,16 +1,16 @@
-"""One owner at a time for a folder that processes on several machines can see: a run's, or a server's.
+"""Exclusive ownership of a run or server folder that processes on several machines can access.
 
-    owner-000002/            what the owner writes; the number counts the owners so far
-        heartbeat            changed by the owner every BEAT_S; gone after a clean end
+    owner-000002/            files of the owner; the number counts the owners so far
+        heartbeat            changed by the owner every BEAT_S; removed at a clean end
     current -> owner-000002
     events.jsonl -> current/events.jsonl    and so on, for readers
 
-A folder is taken over by renaming owner-N to owner-(N+1): of several processes one succeeds. Every path of the owner
-before is gone with that, so it can write nothing when it wakes up, however long it slept. Only a file that it has open
-could still get something; the successor replaces those by copies, and deletes what is half-written.
+A process takes over a folder by renaming owner-N to owner-(N+1), which succeeds for only one process. The previous
+owner's paths then no longer exist, so it cannot write when it resumes, however long it was suspended. It could only
+write to files that it still has open. The successor replaces those files by copies and deletes half-written ones.
 
-The heartbeat is a counter: nobody compares the clocks, process ids or locks of two machines. A file system on which a
-renamed folder stays visible under its old name, such as NFS with cached names, needs a longer SILENCE_S.
+The heartbeat is a counter, so clocks, process ids and locks of two machines are never compared. A file system that
+still shows a renamed folder under its old name, such as NFS with cached names, needs a longer SILENCE_S.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from agent_rft.errors import RftError, UserError
 from agent_rft.rows.durable import sync_to_disk
 
 SILENCE_S = 15.0
-"""After so many seconds without a change of the heartbeat its owner counts as gone."""
+"""Seconds without a change of the heartbeat after which its owner counts as dead."""
 SILENCE_VARIABLE = "AGENT_RFT_SILENCE_S"
-"""The variable of the environment that sets SILENCE_S."""
+"""Environment variable that sets SILENCE_S."""
 BEAT_S = 2.0
 POLL_S = 0.5
 SURE_AFTER = 1.5
-"""An owner that is alive has changed its heartbeat after so many BEAT_S."""
+"""Multiple of BEAT_S after which a live owner has surely changed its heartbeat."""
 TOLD_EVERY_S = 60.0
 HEARTBEAT = "heartbeat"
 CURRENT = "current"
@@ -54,7 +54,7 @@ Tell = Callable[[str], object]
 
 
 class FolderOwned(RftError):
-    """Another process owns the folder and is alive. Trying again later may succeed."""
+    """Another live process owns the folder. Trying again later may succeed."""
 
 
 class FolderLost(RftError):
@@ -63,7 +63,7 @@ class FolderLost(RftError):
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The operations on a folder that a file system may lack, or answer with what it knew before."""
+    """Folder operations that a file system may not support, or may answer from a cache."""
 
     listdir: Callable[[Path], list[str]] = os.listdir
     rename: Callable[[Path, Path], object] = os.rename
@@ -71,7 +71,7 @@ class Disk:
 
 
 def silence_s(environment: Mapping[str, str] = os.environ) -> float:
-    """SILENCE_S, or what the environment sets.
+    """Return SILENCE_S, or the value of its environment variable.
 
     Raises:
         RftError: The variable is not a number of seconds above 0.
@@ -89,8 +89,8 @@ def silence_s(environment: Mapping[str, str] = os.environ) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """The newest owner-N of a folder and its heartbeat, None after a clean end."""
+class _OwnerState:
+    """State of a folder's newest owner-N: its number and its heartbeat, None after a clean end."""
 
     number: int
     beat: bytes | None
@@ -99,7 +99,7 @@ class _Seen:
 class Claim:
     """A folder that this process owns from `claim` until `release`. `at` is the folder to write to.
 
-    A thread beats. `lost` is called in that thread, once, if another process has taken over.
+    A thread updates the heartbeat. It calls the callback of `when_lost` once if another process has taken over.
     """
 
     def __init__(self, path: Path, number: int, every_s: float) -> None:
@@ -116,11 +116,11 @@ class Claim:
 
     @property
     def is_lost(self) -> bool:
-        """Whether another process is known to have taken over."""
+        """Whether another process was found to have taken over."""
         return self._is_lost
 
     def when_lost(self, act: Callable[[], object]) -> None:
-        """Call `act` as soon as another process has taken over, at once if it has already."""
+        """Call `act` once another process has taken over, or immediately if it already has."""
         with self._state:
             self._lost = act
             if not self._is_lost:
@@ -139,12 +139,12 @@ class Claim:
         self.release()
 
     def release(self) -> None:
-        """End the ownership: the next process need not wait."""
+        """End the ownership, so that the next process can start without waiting."""
         self._ended.set()
         self._thread.join()
         with suppress(OSError):
             if [entry.name for entry in self.at.iterdir()] == [HEARTBEAT]:  # nothing was written
-                _undo(self.path, self.at)
+                _remove_unused(self.path, self.at)
             else:
                 (self.at / HEARTBEAT).unlink()
 
@@ -152,7 +152,7 @@ class Claim:
         while not self._ended.wait(every_s):
             self._count += 1
             try:
-                _beat(self.at, self._count)
+                _update_heartbeat(self.at, self._count)
             except FileNotFoundError:
                 with self._state:
                     self._is_lost, act = True, self._lost
@@ -160,7 +160,7 @@ class Claim:
                     act()
                 return
             except OSError:
-                continue  # the storage is away, for a successor as well
+                continue  # the storage is unavailable, to a successor too
 
 
 def claim(
@@ -175,77 +175,77 @@ def claim(
     clock: Callable[[], float] = time.monotonic,
     disk: Disk = Disk(),
 ) -> Claim:
-    """Become the owner of a folder, which is created if it does not exist.
+    """Become the owner of a folder. The folder is created if it does not exist.
 
-    An owner that has ended is succeeded at once, one that is silent after `silence_s`. While one is alive, this waits
-    for its end for `wait_s` at most. Each of the `names` in `path` becomes a link to the owner's folder. `tell` gets a
-    sentence when this waits; `remedy` ends the message of a refusal.
+    An owner that has ended is replaced immediately, and a silent owner after `silence_s`. If the owner is alive, wait
+    up to `wait_s` for its end. Each of the `names` in `path` becomes a link into the owner's folder. `tell` receives a
+    sentence while this waits; `remedy` ends the message of FolderOwned.
 
     Raises:
         FolderOwned: The owner is alive, and has not ended within `wait_s`.
-        UserError: The folder has something of its own under one of the names, cannot be written, or its file system
-            cannot rename folders or make links.
+        UserError: The folder contains a file with one of the names that is not a link, cannot be written, or is on a
+            file system that cannot rename folders or create links.
     """
     names = tuple(names)
     for public in (path / name for name in names):
         if public.exists() and not public.is_symlink():
-            raise UserError(f"{public} is in the way of the run's own; move it away, or give another folder")
+            raise UserError(f"{public} exists, but the run must create it. Move it away, or choose another folder")
     began = changed = clock()
-    told_alive, told_silent = -math.inf, False
-    first: _Seen | None = None
-    seen: _Seen | None = None
-    with _explained(path):
+    alive_reported_at, is_silence_reported = -math.inf, False
+    first: _OwnerState | None = None
+    seen: _OwnerState | None = None
+    with _convert_os_errors(path):
         while True:
-            now = _look(path, disk)
+            now = _read_owner(path, disk)
             if now is None:
                 if _create(path, disk):
-                    return _owned(path, 1, names, silence_s, disk, clean=True)
+                    return _become_owner(path, 1, names, silence_s, disk, clean=True)
             elif now.beat is None:
-                if _announce(path, now.number) and _take(path, now.number, disk):
-                    return _owned(path, now.number + 1, names, silence_s, disk, clean=True)
+                if _create_heartbeat(path, now.number) and _take_over(path, now.number, disk):
+                    return _become_owner(path, now.number + 1, names, silence_s, disk, clean=True)
             else:
                 if now != seen:
                     first, seen, changed = first or now, now, clock()
                 is_alive, waited, silent = now != first, clock() - began, clock() - changed
-                owner = _described(now.beat)
+                owner = _describe_owner(now.beat)
                 if silent >= silence_s:
-                    if _take(path, now.number, disk):
-                        return _owned(path, now.number + 1, names, silence_s, disk, clean=False)
-                elif silent > SURE_AFTER * BEAT_S and not told_silent:
-                    told_silent = True
-                    tell(f"{path}: waiting {silence_s:g} s for a sign of {owner}, whose end is not recorded")
+                    if _take_over(path, now.number, disk):
+                        return _become_owner(path, now.number + 1, names, silence_s, disk, clean=False)
+                elif silent > SURE_AFTER * BEAT_S and not is_silence_reported:
+                    is_silence_reported = True
+                    tell(f"{path}: waiting {silence_s:g} s for a heartbeat of {owner}, whose end is not recorded")
                 elif is_alive and waited >= wait_s:
                     within = f", and has not ended within {wait_s:g} s" if wait_s else ""
                     raise FolderOwned(f"{path} is used by {owner}{within}{remedy}")
-                elif is_alive and waited >= told_alive + TOLD_EVERY_S:
-                    told_alive = waited
+                elif is_alive and waited >= alive_reported_at + TOLD_EVERY_S:
+                    alive_reported_at = waited
                     left = f"{wait_s - waited:.0f} s at most"
                     tell(f"{path} is used by {owner}; waiting for its end, {left}")
             pause(min(POLL_S, silence_s / 10))
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Raise a UserError for what the file system of `path` cannot do."""
+def _convert_os_errors(path: Path) -> Iterator[None]:
+    """Context manager that converts an OSError of the file system of `path` to a UserError."""
     try:
         yield
     except OSError as error:
         if error.errno in _UNSUPPORTED:
-            what = f"its file system cannot rename a folder or make a symbolic link ({error.strerror})"
-            raise UserError(f"{path}: {what}, as a mounted bucket; use a local disk or NFS") from error
+            problem = f"its file system cannot rename folders or create symbolic links ({error.strerror})"
+            raise UserError(f"{path}: {problem}, such as a mounted bucket. Use a local disk or NFS") from error
         raise UserError(f"cannot write to {path}: {error.strerror}") from error
 
 
 def files_of(path: Path) -> Path:
-    """Where the files of a folder are, as its newest owner has them; `path` itself if it never had an owner."""
+    """Return the folder with the files of the newest owner, or `path` if it never had an owner."""
     current = path / CURRENT
     return current if current.is_symlink() else path
 
 
 def lasting(path: Path) -> Path:
-    """A resolved path as it stays valid under later owners: without the folder `owner-N`."""
+    """Return a resolved path without its `owner-N` folder, so that it stays valid under later owners."""
     for parent in path.parents:
-        if _is_owners(parent.name) and (parent.parent / CURRENT).is_symlink():
+        if _is_owner_folder(parent.name) and (parent.parent / CURRENT).is_symlink():
             return parent.parent / path.relative_to(parent)
     return path
 
@@ -257,77 +257,77 @@ def _folder(path: Path, number: int) -> Path:
     return path / f"{_PREFIX}{number:0{_DIGITS}d}"
 
 
-def _numbers(path: Path, disk: Disk) -> list[int]:
+def _list_numbers(path: Path, disk: Disk) -> list[int]:
     try:
         names = disk.listdir(path)
     except FileNotFoundError:
         return []
-    return sorted(int(name.removeprefix(_PREFIX)) for name in names if _is_owners(name))
+    return sorted(int(name.removeprefix(_PREFIX)) for name in names if _is_owner_folder(name))
 
 
-def _is_owners(name: str) -> bool:
+def _is_owner_folder(name: str) -> bool:
     return name.startswith(_PREFIX) and name.removeprefix(_PREFIX).isdecimal()
 
 
-def _look(path: Path, disk: Disk) -> _Seen | None:
-    numbers = _numbers(path, disk)
+def _read_owner(path: Path, disk: Disk) -> _OwnerState | None:
+    numbers = _list_numbers(path, disk)
     if not numbers:
         return None
     try:
         beat = (_folder(path, numbers[-1]) / HEARTBEAT).read_bytes()
     except FileNotFoundError:
         beat = None
-    return _Seen(numbers[-1], beat)
+    return _OwnerState(numbers[-1], beat)
 
 
 def _create(path: Path, disk: Disk) -> bool:
-    """Make the first owner's folder; False if another process was faster."""
+    """Create the first owner's folder. Return False if another process was faster."""
     path.mkdir(parents=True, exist_ok=True)
     unfinished, first = path / f".{_PREFIX}{secrets.token_hex(8)}", _folder(path, 1)
     try:
         unfinished.mkdir()
-        (unfinished / HEARTBEAT).write_bytes(_content())
-    except FileNotFoundError:  # another process, which wrote nothing, has just removed the folder
+        (unfinished / HEARTBEAT).write_bytes(_create_content())
+    except FileNotFoundError:  # another process, which had written nothing, just removed the folder
         return False
     try:
-        disk.rename(unfinished, first)  # fails if it is there, because it is never empty
+        disk.rename(unfinished, first)  # fails if `first` exists, because it is never empty
     except OSError as error:
         shutil.rmtree(unfinished)
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         return False
-    if (path / CURRENT).is_symlink():  # it was there, and was renamed meanwhile
+    if (path / CURRENT).is_symlink():  # an owner existed, and another process has just renamed its folder
         first.rename(unfinished)
         shutil.rmtree(unfinished)
         return False
     return True
 
 
-def _undo(path: Path, at: Path) -> None:
-    """Remove an owner's folder that is empty, and the links; the folder itself if nothing else is in it."""
+def _remove_unused(path: Path, at: Path) -> None:
+    """Remove an empty owner folder and the links, and the folder itself if nothing else is in it."""
     removed = path / f".{_PREFIX}{secrets.token_hex(8)}"
     at.rename(removed)
     shutil.rmtree(removed)
     for entry in path.iterdir():
         if entry.is_symlink() and entry.name != CURRENT and Path(os.readlink(entry)).parts[0] == CURRENT:
             entry.unlink()
-    (path / CURRENT).unlink()  # last: until then nobody else begins here
+    (path / CURRENT).unlink()  # last, because no other process claims the folder while the link exists
     path.rmdir()
 
 
-def _announce(path: Path, number: int) -> bool:
-    """Put a heartbeat where the last owner removed its own; False if another process was faster."""
+def _create_heartbeat(path: Path, number: int) -> bool:
+    """Recreate the heartbeat that the last owner removed. Return False if another process was faster."""
     try:
         opened = os.open(_folder(path, number) / HEARTBEAT, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     except (FileExistsError, FileNotFoundError):
         return False
     with os.fdopen(opened, "wb") as file:
-        file.write(_content())
+        file.write(_create_content())
     return True
 
 
-def _take(path: Path, number: int, disk: Disk) -> bool:
-    """Rename owner-N to owner-(N+1); False if another process was faster."""
+def _take_over(path: Path, number: int, disk: Disk) -> bool:
+    """Rename owner-N to owner-(N+1). Return False if another process was faster."""
     try:
         disk.rename(_folder(path, number), _folder(path, number + 1))
     except FileNotFoundError:
@@ -335,18 +335,18 @@ def _take(path: Path, number: int, disk: Disk) -> bool:
     return True
 
 
-def _owned(path: Path, number: int, names: Iterable[str], silence_s: float, disk: Disk, *, clean: bool) -> Claim:
+def _become_owner(path: Path, number: int, names: Iterable[str], silence_s: float, disk: Disk, *, clean: bool) -> Claim:
     at = _folder(path, number)
     if not clean:
         for file in [entry for entry in at.iterdir() if entry.is_file()]:
             _replace_by_copy(file)
-    own = at / f".{HEARTBEAT}"  # another file, because the owner before may have its own open; without one it is free
-    own.write_bytes(_content())
-    own.replace(at / HEARTBEAT)
+    heartbeat = at / f".{HEARTBEAT}"  # a new file, because the previous owner may still have the old one open
+    heartbeat.write_bytes(_create_content())
+    heartbeat.replace(at / HEARTBEAT)
     _link(path / CURRENT, at.name, disk)
     for name in names:
         _link(path / name, f"{CURRENT}/{name}", disk)
-    for older in _numbers(path, disk)[:-1]:  # made by an owner before that did not know yet that it was one no more
+    for older in _list_numbers(path, disk)[:-1]:  # created by a previous owner that had not noticed its loss yet
         shutil.rmtree(_folder(path, older), ignore_errors=True)
     sync_to_disk(path)
     return Claim(path, number, min(BEAT_S, silence_s / 7.5))
@@ -370,15 +370,19 @@ def _link(link: Path, target: str, disk: Disk) -> None:
 # -- heartbeats --------------------------------------------------------------------------------------------------------
 
 
-def _content() -> bytes:
+def _create_content() -> bytes:
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"}
     # Random, so that the first heartbeats of two owners differ.
     return f"{secrets.randbelow(10**9):0{_COUNTER}d} {json.dumps(owner)}".encode()
 
 
-def _beat(at: Path, count: int) -> None:
-    """Change the counter in place. Raises FileNotFoundError if the folder has another owner."""
-    opened = os.open(at / HEARTBEAT, os.O_WRONLY)  # must never create it
+def _update_heartbeat(at: Path, count: int) -> None:
+    """Change the counter in place.
+
+    Raises:
+        FileNotFoundError: The folder has another owner.
+    """
+    opened = os.open(at / HEARTBEAT, os.O_WRONLY)  # must never create the file
     try:
         # Other machines see it once the file is closed. Waiting for the disk could take longer than SILENCE_S.
         os.pwrite(opened, f"{count:0{_COUNTER}d}".encode(), 0)
@@ -386,8 +390,8 @@ def _beat(at: Path, count: int) -> None:
         os.close(opened)
 
 
-def _described(beat: bytes) -> str:
-    """The owner, for a message."""
+def _describe_owner(beat: bytes) -> str:
+    """Return a description of the owner, for a message."""
     try:
         owner = json.loads(beat[_COUNTER:])
         return f"process {owner['pid']} on {owner['host']} (since {owner['since']})"

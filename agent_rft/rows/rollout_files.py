@@ -1,7 +1,6 @@
-"""Rollout files: JSONL files of groups, compressed with zstandard; reading one is lossless.
+"""Rollout files: lossless JSONL files of groups, compressed with zstandard.
 
-A file is a sequence of frames, and a frame holds whole groups, so that one rollout is read without what is before its
-frame.
+A file is a sequence of frames with complete groups, so one rollout can be read without decompressing earlier frames.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from agent_rft.types import Discarded, Group, GroupRequest, Rollout
 
 ROLLOUTS_SUFFIX = ".jsonl.zst"
 FORMAT = 2
-"""The format of a group's lines, the same since 0.2.0. Raise it when older programs must not read them."""
+"""Format of a group's lines, unchanged since 0.2.0. Raise it when older programs must not read them."""
 FRAME_BYTES = 1 << 20
-"""A frame ends with the group that fills so many bytes: some milliseconds to decompress, and nearly as small as one."""
+"""Size that ends a frame: it decompresses in some milliseconds, and compresses nearly as well as a single frame."""
 CHUNK_BYTES = 1 << 16
 UNREADABLE = (zstandard.ZstdError, EOFError, ValueError, KeyError, TypeError, IndexError)
-"""What damaged files raise."""
+"""Exceptions that damaged files raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a line is: in the frame that begins at byte `frame` of its file, at byte `start` of what that holds."""
+    """Position of a line: its frame begins at byte `frame` of the file, and it begins at byte `start` in the frame."""
 
     frame: int
     start: int
@@ -40,21 +39,21 @@ class Place:
 
 
 class DamagedFile(UserError):
-    """A rollout file ends in the middle, or is none."""
+    """A rollout file is truncated, or is not a rollout file."""
 
 
 class OtherFile(DamagedFile):
-    """A rollout file is not the one whose lines were looked for: it was written again."""
+    """A rollout file was written again, so the indexed lines are not in it."""
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
 def write_groups(path: Path, groups: Iterable[Group]) -> list[list[Place]]:
-    """Writes a file atomically and durably: for each group a line with its request, then one per rollout.
+    """Write a file atomically and durably: for each group a line with its request, then a line per rollout.
 
     Returns:
-        The places of each group's lines.
+        Places of each group's lines.
     """
     frames: list[bytes] = []
     places: list[list[Place]] = []
@@ -67,21 +66,21 @@ def write_groups(path: Path, groups: Iterable[Group]) -> list[list[Place]]:
             places[-1].append(Place(frame, start, len(lines[-1])))
             start += len(lines[-1])
         if start >= FRAME_BYTES:
-            frames.append(_compressed(lines))
+            frames.append(_compress(lines))
             lines, frame, start = [], frame + len(frames[-1]), 0
     if lines or not frames:
-        frames.append(_compressed(lines))
+        frames.append(_compress(lines))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, b"".join(frames))
     return places
 
 
-def _compressed(lines: Sequence[bytes]) -> bytes:
+def _compress(lines: Sequence[bytes]) -> bytes:
     return zstandard.ZstdCompressor().compress(b"".join(lines))
 
 
 def group_lines(group: Group) -> Iterator[dict[str, Any]]:
-    """A group's lines: kind `group` (request and row), then the kinds of `agent_rft.rows.rollout_json`."""
+    """Yield a group's lines: kind `group` (request and row), then the kinds of `agent_rft.rows.rollout_json`."""
     yield {"kind": "group", "format": FORMAT, "wall_s": group.wall_s} | asdict(group.request)
     yield from map(outcome_as_json, group.rollouts)
     yield from map(outcome_as_json, group.discarded)
@@ -91,11 +90,11 @@ def group_lines(group: Group) -> Iterator[dict[str, Any]]:
 
 
 def read_groups(path: Path) -> list[Group]:
-    """The groups that `write_groups` wrote, bit for bit.
+    """Return the groups that `write_groups` wrote, bit for bit.
 
     Raises:
-        DamagedFile: It is half written, or has lines of another kind.
-        UserError: A newer version wrote the file, or one before 0.2.0.
+        DamagedFile: The file is truncated, or has lines of another kind.
+        UserError: A newer version wrote the file, or a version before 0.2.0.
     """
     found: list[tuple[GroupRequest, float, list[Rollout], list[Discarded]]] = []
     try:
@@ -107,14 +106,14 @@ def read_groups(path: Path) -> list[Group]:
             else:
                 found[-1][3].append(outcome)
     except UNREADABLE as error:
-        raise _damaged(path) from error
+        raise _create_damaged_error(path) from error
     return [Group(request, tuple(rollouts), tuple(lost), wall_s) for request, wall_s, rollouts, lost in found]
 
 
 def read_outcomes(path: Path) -> Iterator[tuple[Place, GroupRequest, Rollout | Discarded | None]]:
-    """Each request with None, then with each of its outcomes, and the places of their lines, in constant memory.
+    """Yield each request with None, then with each of its outcomes, together with the places of their lines.
 
-    Raises what `read_groups` raises, after the last whole line.
+    Uses constant memory. Raises the errors of `read_groups`, after the last complete line.
     """
     request: GroupRequest | None = None
     try:
@@ -127,49 +126,49 @@ def read_outcomes(path: Path) -> Iterator[tuple[Place, GroupRequest, Rollout | D
             else:
                 yield place, request, outcome_from_json(line)
     except UNREADABLE as error:
-        raise _damaged(path) from error
+        raise _create_damaged_error(path) from error
 
 
 def request_of(line: dict[str, Any]) -> tuple[GroupRequest, float]:
-    """The request of a group's line, and how long the group took."""
+    """Return the request in a group's line, and the seconds that the group took."""
     values = {name: value for name, value in line.items() if name not in ("kind", "format", "wall_s")}
     return GroupRequest(**values | {"task": task_from_json(line["task"])}), line["wall_s"]
 
 
 def read_lines(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """All lines of a file with their places, in constant memory.
+    """Yield all lines of a file with their places, in constant memory.
 
     Raises:
-        DamagedFile: After the last whole line.
-        UserError: A newer version wrote the file, or one before 0.2.0.
+        DamagedFile: The file is damaged; raised after the last complete line.
+        UserError: A newer version wrote the file, or a version before 0.2.0.
     """
     try:
-        for place, text in _texts(path):
+        for place, text in _read_texts(path):
             line = json.loads(text)
             if line["kind"] == "group" and line.get("format", 0) < FORMAT:
-                raise MadeBefore.of(str(path), public=f"the file of {_shown(path)}")
+                raise MadeBefore.of(str(path), public=f"the file of {_public_name(path)}")
             if line["kind"] == "group" and line["format"] > FORMAT:
-                public = f"{_shown(path)} were written by a newer version of agent-rft"
-                remedy = "read it with that version"
-                raise UserError(f"{path} was written by a newer version of agent-rft; {remedy}", public=public)
+                public = f"{_public_name(path)} were written by a newer version of agent-rft"
+                fix = "Read the file with that version"
+                raise UserError(f"{path} was written by a newer version of agent-rft. {fix}", public=public)
             yield place, line
     except UNREADABLE as error:
-        raise _damaged(path) from error
+        raise _create_damaged_error(path) from error
 
 
-def _damaged(path: Path) -> DamagedFile:
-    remedy = "copy it again from where it was written, or delete it"
-    return DamagedFile(f"{path} is damaged, such as half written; {remedy}", public=f"{_shown(path)} are damaged")
+def _create_damaged_error(path: Path) -> DamagedFile:
+    fix = "Copy the file again from its source, or delete it"
+    return DamagedFile(f"{path} is damaged or truncated. {fix}", public=f"{_public_name(path)} are damaged")
 
 
-def _shown(path: Path) -> str:
-    """What a server's clients call a file."""
+def _public_name(path: Path) -> str:
+    """Return the name of a file for a server's clients."""
     return f"the rollouts {path.name.removesuffix(ROLLOUTS_SUFFIX)}"
 
 
-def _texts(path: Path) -> Iterator[tuple[Place, bytes]]:
+def _read_texts(path: Path) -> Iterator[tuple[Place, bytes]]:
     with path.open("rb") as file:
-        end = 0  # how much of the file was decompressed
+        end = 0  # bytes of the file that were decompressed
         chunk = file.read(CHUNK_BYTES)
         if not chunk:
             raise EOFError
@@ -190,7 +189,7 @@ def _texts(path: Path) -> Iterator[tuple[Place, bytes]]:
 
 
 class LineReader:
-    """Reads lines at known places. Those of one frame, in their order, cost one decompression together."""
+    """Reader of lines at given places. Lines of one frame, read in order, share one decompression."""
 
     def __init__(self) -> None:
         self._open = ExitStack()
@@ -199,21 +198,21 @@ class LineReader:
         self._stream: BinaryIO
 
     def read(self, path: Path, place: Place) -> dict[str, Any]:
-        """Returns the line at this place.
+        """Return the line at this place.
 
         Raises:
-            FileNotFoundError: The file is gone.
+            FileNotFoundError: The file no longer exists.
             OtherFile: The file has no such line.
         """
         text = self.text(path, place)
         try:
             line: dict[str, Any] = json.loads(text)
         except ValueError as error:
-            raise self._other(path) from error
+            raise self._create_error(path) from error
         return line
 
     def text(self, path: Path, place: Place) -> bytes:
-        """Returns the line as it was written; raises what `read` raises."""
+        """Return the line's bytes as they were written. Raises the errors of `read`."""
         if self._frame != (path, place.frame) or place.start < self._at:
             self.close()
             file = self._open.enter_context(path.open("rb"))
@@ -222,21 +221,21 @@ class LineReader:
             self._frame, self._at = (path, place.frame), 0
         try:
             while self._at < place.start:
-                self._at += len(self._some(min(CHUNK_BYTES, place.start - self._at)))
+                self._at += len(self._read_chunk(min(CHUNK_BYTES, place.start - self._at)))
             text = b""
             while len(text) < place.length:
-                text += self._some(place.length - len(text))
+                text += self._read_chunk(place.length - len(text))
             self._at += place.length
         except (zstandard.ZstdError, EOFError) as error:
-            raise self._other(path) from error
+            raise self._create_error(path) from error
         return text
 
-    def _other(self, path: Path) -> OtherFile:
+    def _create_error(self, path: Path) -> OtherFile:
         self.close()
-        public = f"{_shown(path)} were written again"
-        return OtherFile(f"{path} is not the file that was indexed; try again", public=public)
+        public = f"{_public_name(path)} were written again"
+        return OtherFile(f"{path} is not the file that was indexed. Try again", public=public)
 
-    def _some(self, num_bytes: int) -> bytes:
+    def _read_chunk(self, num_bytes: int) -> bytes:
         found = self._stream.read(num_bytes)
         if not found:
             raise EOFError

@@ -1,4 +1,4 @@
-"""Lossless conversion of tasks and (discarded) rollouts to JSON and back, for run folders and messages of actors."""
+"""Lossless conversion of tasks and (discarded) rollouts to JSON and back, for run folders and actor messages."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ from agent_rft.types import Discarded, Grade, Rollout, Segment, Task, ToolCall, 
 
 
 def outcome_as_json(outcome: Rollout | Discarded, *, with_experts: bool = False) -> dict[str, Any]:
-    """JSON values of a rollout, with `kind` rollout or discarded.
+    """Return a rollout as JSON values, with `kind` rollout or discarded.
 
-    Arrays [T] of a segment: token_ids is a list; loss_mask and versions are run lengths [[value, length], ...];
-    logprobs is base64 of little-endian float32, which is exact and a third of the size of decimals. Of a mixture of
-    experts, experts are far more than all else, and only what trains needs them: they are left out of files.
+    Arrays [T] of a segment have these formats:
+
+    - token_ids: a list.
+    - loss_mask, versions: run lengths [[value, length], ...].
+    - logprobs: base64 of little-endian float32, which is exact and a third of the size of decimals.
+    - experts: only `with_experts`, for training. Files omit them, because they are much larger than all other values.
     """
     if isinstance(outcome, Discarded):
-        return {"kind": "discarded"} | _shallow(outcome)
+        return {"kind": "discarded"} | _shallow_dict(outcome)
     return (
         {"kind": "rollout"}
-        | _shallow(outcome)
+        | _shallow_dict(outcome)
         | {
             "segments": [_segment_as_json(segment, with_experts) for segment in outcome.segments],
             "turns": [_turn_as_json(turn) for turn in outcome.turns],
-            "grade": _shallow(outcome.grade),
+            "grade": _shallow_dict(outcome.grade),
         }
     )
 
 
 def outcome_from_json(values: dict[str, Any]) -> Rollout | Discarded:
-    """The inverse of `outcome_as_json`."""
+    """Return the rollout that `outcome_as_json` converted."""
     values = dict(values)
     if values.pop("kind") == "discarded":
         return Discarded(**values)
@@ -48,20 +51,20 @@ def outcome_from_json(values: dict[str, Any]) -> Rollout | Discarded:
 
 
 def task_as_json(task: Task) -> dict[str, Any]:
-    return _shallow(task)
+    return _shallow_dict(task)
 
 
 def task_from_json(values: dict[str, Any]) -> Task:
-    """The inverse of `task_as_json`."""
+    """Return the task that `task_as_json` converted."""
     return Task(**values | {"messages": tuple(values["messages"]), "tools": tuple(values["tools"])})
 
 
 def _segment_as_json(segment: Segment, with_experts: bool) -> dict[str, Any]:
     values = {
         "token_ids": segment.token_ids.tolist(),
-        "loss_mask": _runs(segment.loss_mask),
+        "loss_mask": _encode_runs(segment.loss_mask),
         "logprobs": base64.b64encode(segment.logprobs.astype("<f4").tobytes()).decode(),
-        "versions": _runs(segment.versions),
+        "versions": _encode_runs(segment.versions),
     }
     return values | {"experts": experts_as_json(segment.experts)} if with_experts else values
 
@@ -69,15 +72,15 @@ def _segment_as_json(segment: Segment, with_experts: bool) -> dict[str, Any]:
 def _segment_from_json(values: dict[str, Any]) -> Segment:
     return Segment(
         token_ids=np.array(values["token_ids"], dtype=np.int32),
-        loss_mask=_from_runs(values["loss_mask"], np.dtype(np.bool_)),
+        loss_mask=_decode_runs(values["loss_mask"], np.dtype(np.bool_)),
         logprobs=np.frombuffer(base64.b64decode(values["logprobs"]), dtype="<f4").astype(np.float32),
-        versions=_from_runs(values["versions"], np.dtype(np.int32)),
+        versions=_decode_runs(values["versions"], np.dtype(np.int32)),
         experts=experts_from_json(values.get("experts")),
     )
 
 
 def experts_as_json(experts: NDArray[np.integer[Any]] | None) -> dict[str, Any] | None:
-    """Experts of tokens, as base64 of little-endian numbers without a sign."""
+    """Return the experts of tokens as base64 of little-endian unsigned integers."""
     if experts is None:
         return None
     data = base64.b64encode(experts.astype(experts.dtype.newbyteorder("<")).tobytes()).decode()
@@ -85,15 +88,15 @@ def experts_as_json(experts: NDArray[np.integer[Any]] | None) -> dict[str, Any] 
 
 
 def experts_from_json(values: dict[str, Any] | None) -> NDArray[np.integer[Any]] | None:
-    """The inverse of `experts_as_json`."""
+    """Return the array that `experts_as_json` converted."""
     if values is None:
         return None
     return np.frombuffer(base64.b64decode(values["data"]), f"<u{values['bytes']}").reshape(values["shape"])
 
 
 def _turn_as_json(turn: Turn) -> dict[str, Any]:
-    calls, results = [_shallow(call) for call in turn.calls], [_shallow(result) for result in turn.results]
-    return _shallow(turn) | {"calls": calls, "results": results}
+    calls, results = [_shallow_dict(call) for call in turn.calls], [_shallow_dict(result) for result in turn.results]
+    return _shallow_dict(turn) | {"calls": calls, "results": results}
 
 
 def _turn_from_json(values: dict[str, Any]) -> Turn:
@@ -102,12 +105,12 @@ def _turn_from_json(values: dict[str, Any]) -> Turn:
     return Turn(**values | {"calls": calls, "results": results})
 
 
-def _shallow(record: Any) -> dict[str, Any]:
-    """Like dataclasses.asdict but without deep copies, with which converting a rollout takes 1.6 times as long."""
+def _shallow_dict(record: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass without deep copies, which would make converting a rollout 1.6 times slower."""
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
-def _runs(values: NDArray[Any]) -> list[list[Any]]:
+def _encode_runs(values: NDArray[Any]) -> list[list[Any]]:
     if not len(values):
         return []
     starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
@@ -115,6 +118,6 @@ def _runs(values: NDArray[Any]) -> list[list[Any]]:
     return [[value, length] for value, length in zip(values[starts].tolist(), lengths.tolist(), strict=True)]
 
 
-def _from_runs(runs: list[list[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _decode_runs(runs: list[list[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
     values, lengths = [run[0] for run in runs], [run[1] for run in runs]
     return np.repeat(np.array(values, dtype=dtype), np.array(lengths, dtype=np.int64))

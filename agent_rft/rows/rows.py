@@ -1,4 +1,4 @@
-"""Reads dataset files (JSONL) into tasks, reports every mistake with its line, and orders rows for training.
+"""Dataset files (JSONL): tasks from rows, errors by line, and the training order of rows.
 
 A row's id is its line number and a digest of its content, so a resumed job recognizes its rows even if the file has
 grown.
@@ -22,10 +22,10 @@ ROLES = ("developer", "system", "user", "assistant", "tool")
 
 
 def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[list[Task], list[Problem]]:
-    """The rows of a dataset in OpenAI's chat format, and a problem for each invalid line.
+    """Return the rows of a dataset in OpenAI's chat format as tasks, and a problem for each invalid line.
 
-    Rows of a reinforcement job end with the user's message; with `conversations`, for supervised training, they end
-    with the assistant's. `field` is the setting that names the file, for messages.
+    Rows of a reinforcement job end with the user's message. With `conversations`, for supervised training, they end
+    with the assistant's message. `field` is the setting that names the file, for messages.
     """
 
     def problem(code: str, line: int | None, message: str, remedy: str) -> Problem:
@@ -35,7 +35,9 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return [], [
-            problem("missing_file", None, f"there is no file {path}", "fix the path (it is relative to the job file)")
+            problem(
+                "missing_file", None, f"the file {path} does not exist", "fix the path (it is relative to the job file)"
+            )
         ]
     except UnicodeDecodeError as error:
         bad = error.object[: error.start].count(b"\n") + 1
@@ -45,7 +47,7 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
         return [], [problem("unreadable_file", None, message, "make the file readable for this user")]
     if text[:1000].lstrip().startswith("["):
         message = "is a JSON array, not one JSON object per line"
-        remedy = "write each element on a line of its own, for example: jq -c '.[]' rows.json > rows.jsonl"
+        remedy = "write each element on a separate line, for example: jq -c '.[]' rows.json > rows.jsonl"
         return [], [problem("json_array", None, message, remedy)]
     tasks: list[Task] = []
     problems: list[Problem] = []
@@ -71,7 +73,7 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
 
 
 def ranges(lines: Iterable[int]) -> str:
-    """Line numbers for people, at most MAX_RANGES ranges of them: [1, 2, 3, 5] -> "1-3, 5"."""
+    """Return line numbers as human-readable ranges, at most MAX_RANGES of them: [1, 2, 3, 5] -> "1-3, 5"."""
     found: list[list[int]] = []
     for line in sorted(set(lines)):
         if found and line == found[-1][1] + 1:
@@ -84,18 +86,18 @@ def ranges(lines: Iterable[int]) -> str:
 
 
 def parse_row(line: str) -> Any:
-    """The JSON value of a line.
+    """Parse the JSON value of a line.
 
     Raises:
-        ValueError: It is not JSON that graders and tools could receive; the message says why.
+        ValueError: The line is not JSON, or graders and tools could not receive the value; the message has the reason.
     """
     try:
         row = json.loads(line, parse_constant=_refuse, parse_float=_finite)
         if "\\u" in line:  # an escape may be a lone surrogate, which cannot be encoded
             json.dumps(row, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise ValueError(why) from None
+        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise ValueError(reason) from None
     return row
 
 
@@ -111,7 +113,7 @@ def _finite(text: str) -> float:
 
 
 def row_mistake(row: Any, conversations: bool) -> tuple[str, str] | None:
-    """The mistake in a row and its remedy, or None; see `read_tasks`."""
+    """Return the error in a row and its fix, or None if the row is valid; see `read_tasks`."""
     if not isinstance(row, dict):
         return "must be a JSON object", "write an object with `messages`"
     messages = row.get("messages")
@@ -144,9 +146,9 @@ def row_mistake(row: Any, conversations: bool) -> tuple[str, str] | None:
 
 
 class RowOrder:
-    """Rows in training order: epoch after epoch without end, each shuffled by (seed, epoch).
+    """Rows in training order: endless epochs, each shuffled by (seed, epoch).
 
-    A resumed job starts at `epoch` and leaves out the rows with ids in `done` from that epoch.
+    A resumed job starts at `epoch`, and skips the rows with ids in `done` in that epoch.
     """
 
     def __init__(self, tasks: Sequence[Task], seed: int, epoch: int = 0, done: Sequence[str] = ()) -> None:
@@ -156,7 +158,7 @@ class RowOrder:
         self._done = set(done)
 
     def __iter__(self) -> Iterator[tuple[int, Task]]:
-        """Yield (epoch, task), without end."""
+        """Yield (epoch, task) endlessly."""
         epoch, done = self._first_epoch, self._done
         while True:
             tasks = list(self._tasks)

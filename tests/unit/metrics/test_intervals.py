@@ -20,7 +20,7 @@ def test_wilson_has_the_published_bounds() -> None:
     assert (round(found.low, 4), round(found.high, 4)) == (0.2553, 0.3662)
     assert [round(wilson(0, 20).low, 4), round(wilson(0, 20).high, 4)] == [0.0, 0.1611]
     assert wilson(0, 5).high > 0.4 and wilson(5, 5).low < 0.6
-    with pytest.raises(ValueError, match="6 successes of 5"):
+    with pytest.raises(ValueError, match="successes must be from 0 to 5, got 6"):
         wilson(6, 5)
 
 

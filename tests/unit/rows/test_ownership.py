@@ -194,7 +194,9 @@ def test_of_many_that_find_no_owner_one_gets_the_folder(claims: list[Claim], tmp
 @pytest.mark.parametrize("name", ["events.jsonl", "journal"])
 def test_a_file_or_folder_in_the_way_is_refused_and_left_as_it_is(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir() if name == "journal" else (tmp_path / name).write_text("the user's\n")
-    with pytest.raises(UserError, match=f"{name} is in the way of the run's own; move it away, or give another folder"):
+    with pytest.raises(
+        UserError, match=f"{name} exists, but the run must create it. Move it away, or choose another folder"
+    ):
         claim(tmp_path, NAMES)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
@@ -233,7 +235,7 @@ def unsupported(*_: object) -> None:
 
 @pytest.mark.parametrize("disk", [Disk(rename=unsupported), Disk(symlink=unsupported)])
 def test_a_file_system_without_renames_or_links_is_refused_with_the_fix(tmp_path: Path, disk: Disk) -> None:
-    with pytest.raises(UserError, match=r"rename a folder .*, as a mounted bucket; use a local disk"):
+    with pytest.raises(UserError, match=r"rename folders .*, such as a mounted bucket\. Use a local disk"):
         claim(tmp_path / "run", NAMES, disk=disk)
 
 

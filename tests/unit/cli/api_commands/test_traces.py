@@ -60,4 +60,4 @@ def test_a_damaged_file_is_named_and_the_rest_is_shown(traces: Traces, tmp_path:
     path.write_bytes(path.read_bytes()[:-20])
     shown = traces("--tool", "cat", "--json")
     assert shown.exit_code == 0 and shown.stdout
-    assert "warning: " in shown.stderr and "step-000002.jsonl.zst is damaged, such as half written" in shown.stderr
+    assert "warning: " in shown.stderr and "step-000002.jsonl.zst is damaged or truncated" in shown.stderr

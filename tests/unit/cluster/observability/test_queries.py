@@ -33,7 +33,7 @@ def test_legends_name_the_job_on_a_page_of_many() -> None:
 def test_a_baseline_is_a_dashed_line() -> None:
     shown = panel(gauge("train_mean_reward"), dashed=(gauge("baseline_valid_mean_reward"),), title="Reward")
     assert [(query.legend, query.dashed) for query in shown.queries] == [("train", False), ("baseline", True)]
-    assert "- baseline: Mean reward over the whole validation file before training." in shown.about
+    assert "- baseline: Mean reward over the validation file before training." in shown.about
 
 
 def test_placeholders_become_labels_of_the_query_and_fixed_values_conditions() -> None:

@@ -151,7 +151,7 @@ def test_a_damaged_file_is_indexed_as_far_as_it_goes_and_named(run):
     assert len(ends(run, step=1)) == 24
     ends(run)
     assert [f.problem for f in run.index.files() if f.name == "step-000002"] == [
-        f"{path} is damaged, such as half written; copy it again from where it was written, or delete it"
+        f"{path} is damaged or truncated. Copy the file again from its source, or delete it"
     ]
 
 

@@ -65,7 +65,7 @@ def test_nothing_is_suggested_where_there_is_no_choice(changes: dict[str, Any]) 
 def test_the_suggestion_is_printed() -> None:
     found = compare_sides(steps(1.0, 30.0), EIGHT, overlaps=True)
     assert found is not None
-    wanted = "instead of 4 and 4 of them, 6 and 2 would wait less"
+    wanted = "steps would be shorter with 6 and 2 of them instead of 4 and 4"
     assert str(found) == f"engines were busy 100% of the time, learner ranks 30%; {wanted}"
 
 

@@ -122,7 +122,7 @@ def test_a_package_that_is_missing_is_reported_once_with_the_remedy(kind: str, t
     (failed,) = tracked.end()
     assert (failed.integration, failed.cause) == (kind, "not_installed")
     assert f"pip install 'agent-rft[{kind}]'" in failed.reason
-    start = f"{kind} gets no numbers of this run: its package is not installed: "
+    start = f"{kind} gets no more metrics of this run: its package is not installed: "
     assert any(event.message.startswith(start) for event in tracked.sink.events)
 
 

@@ -118,7 +118,7 @@ def test_the_best_checkpoint_becomes_the_model_of_a_job_that_stopped_early(runni
     assert running.registry.resolve("ft:final").folder.endswith("step-000002")
     stopped = [event for event in running.store.events(running.job_id)[0] if event.message.startswith("stopped early")]
     assert [event.message for event in stopped] == [
-        "stopped early, after 4 of 10 steps: validations brought no gain; "
+        "stopped early, after 4 of 10 steps: the validation reward did not improve; "
         "the best checkpoint is step-000002, with a validation reward of 0.900"
     ]
 
@@ -207,12 +207,10 @@ def test_events_contain_no_paths_and_no_errors_of_programs(running: RunningJob) 
     assert {(event.data or {})["kind"]: event.message for event in events} == {
         "engine_replaced": "engine-0 is being replaced",
         "engine_restarted": "engine-0 is being restarted",
-        "engine_unstable": (
-            "engine-0 was replaced 3 times in a row without working from one weight update to the next"
-        ),
+        "engine_unstable": ("engine-0 was replaced 3 times in a row and never survived until the next weight update"),
         "component_failed": "the watchdog failed",
         "sink_cut_off": "the sink a.b was cut off and gets no more events",
-        "integration_failed": "wandb gets no numbers of this run: the operator has not set it up",
+        "integration_failed": "wandb gets no more metrics of this run: the operator has not set it up",
         "notice": "the run/x is slow",
         "checkpoint_saved": "checkpoint step-000001",
     }
