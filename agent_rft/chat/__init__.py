@@ -1,4 +1,4 @@
-"""From messages and tools to token ids: chat templates, model families, histories.
+"""Rendering of messages and tools to token ids: chat templates, model families, conversation histories.
 
-No torch and no training logic here: engines, checks and servers render with it as well.
+It has no torch and no training code, because engines, checks and servers use it as well.
 """

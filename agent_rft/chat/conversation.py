@@ -1,4 +1,4 @@
-"""Whole conversations as supervised samples: token ids and which of them the assistant would sample."""
+"""Conversations as samples of supervised training: token ids, and a mask of the assistant's tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_rft.types import Message, ToolSchema
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Token ids [T], and a mask [T] that is True for the tokens that are trained."""
+    """Token ids [T], and a mask [T] that is True for trained tokens."""
 
     token_ids: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
@@ -22,17 +22,17 @@ class Sample:
 
 
 Samples = Callable[[Sequence[Message], Sequence[ToolSchema]], list[Sample]]
-"""The samples of a conversation: `samples_of` with a renderer."""
+"""Function that returns the samples of a conversation: `samples_of` with a renderer bound."""
 
 
 def samples_of(renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[Sample]:
-    """A conversation for supervised training: one sample as long as the template only appends, else one a turn.
+    """Convert a conversation to samples: one while the template only appends, another after each rewrite of the past.
 
-    The mask covers what the model would sample: everything after the generation prompt, up to and including the end
-    token. What follows the last trained turn is left out, and so are turns whose message has `weight` 0.
+    The mask covers the text that the model would sample: everything after the generation prompt, up to and including
+    the stop token. Turns whose message has `weight` 0, and messages after the last trained turn, are left out.
 
     Raises:
-        ValueError: A turn is not in what the template renders.
+        ValueError: The template does not render an assistant's turn after the generation prompt.
     """
     samples: list[Sample] = []
     done = ""
@@ -51,25 +51,29 @@ def samples_of(renderer: Renderer, messages: Sequence[Message], tools: Sequence[
 
 
 def _turn(renderer: Renderer, before: str, after: str, message: Message) -> tuple[str, str]:
-    """The generation prompt with all before it, and the turn that follows it, up to its end token.
+    """Return the prompt, which ends with the generation prompt, and the turn that follows it, up to its stop token.
 
-    Where the template writes a turn without the thought that the generation prompt has opened, the turn closes it.
+    If the generation prompt opens reasoning and the template renders the turn without it, the turn closes it.
     """
     opened, marks = "", renderer.mark_texts
     if not after.startswith(before):
         opened = before[before.rfind(marks[0]) :] if marks[0] in before else ""
         if not opened or marks[1] in opened or not after.startswith(before.removesuffix(opened)):
             raise ValueError("the chat template does not start an assistant's turn with its generation prompt")
-    said = after[len(before) - len(opened) :]
+    turn_text = after[len(before) - len(opened) :]
     ends = tuple(renderer.end_tokens.values())
-    stops = [said.rfind(end) + len(end) for end in ends if end in said]
-    said = _first_end(said[: max(stops)], ends) if stops else said.rstrip() + renderer.end_of(message)
+    stops = [turn_text.rfind(end) + len(end) for end in ends if end in turn_text]
+    turn_text = (
+        _strip_second_stop(turn_text[: max(stops)], ends) if stops else turn_text.rstrip() + renderer.end_of(message)
+    )
     if opened:
-        said = said.removeprefix(marks[0]) if said.startswith(marks[0]) else f"\n{marks[1]}\n\n{said}"
-    return before, said
+        turn_text = (
+            turn_text.removeprefix(marks[0]) if turn_text.startswith(marks[0]) else f"\n{marks[1]}\n\n{turn_text}"
+        )
+    return before, turn_text
 
 
-def _first_end(said: str, ends: tuple[str, ...]) -> str:
-    """The turn without a second end token, which some templates write at the end of each conversation."""
-    shorter = {said.removesuffix(end).rstrip() for end in ends if said.endswith(end)}
-    return next((text for text in shorter if text.endswith(ends)), said)
+def _strip_second_stop(turn_text: str, ends: tuple[str, ...]) -> str:
+    """Return the turn without a second stop token, which some templates write at the end of each conversation."""
+    shorter = {turn_text.removesuffix(end).rstrip() for end in ends if turn_text.endswith(end)}
+    return next((text for text in shorter if text.endswith(ends)), turn_text)

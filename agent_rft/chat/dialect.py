@@ -1,4 +1,4 @@
-"""The dialect of a model: how it writes conversations."""
+"""Dialect of a model: the format in which it writes conversations."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 DEFAULT_PARSER = "hermes"
-"""The tool parser of runs and models of versions that did not look for one."""
+"""Tool parser of runs and models from versions that did not detect one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one model writes conversations: found by the check, used by rollouts, checkpoints and serving.
+    """Conversation format of one model, detected by the check and used by rollouts, checkpoints and serving.
 
     Attributes:
         family: Name of the model's family.
-        tool_parser: Name of the vLLM tool parser that reads its calls; None: the model works without tools only, and
+        tool_parser: Name of the vLLM tool parser that parses its calls; None: the model works only without tools, and
             each turn is an answer.
-        end_tokens: Tokens that end a turn, in addition to the tokenizer's end token.
+        end_tokens: Tokens that end a turn, in addition to the tokenizer's EOS token.
         thought_marks: Tokens that open and close reasoning; None: the model has no reasoning.
-        template_arguments: Arguments passed to the chat template each time.
+        template_arguments: Arguments passed to the chat template in each render.
         chat_template: Template used in place of the tokenizer's; None: the tokenizer's.
     """
 
@@ -33,7 +33,7 @@ class Dialect:
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> Dialect:
-        """The dialect whose `asdict` was stored as JSON; keys of other versions are left out."""
+        """Load a dialect whose `asdict` was stored as JSON; unknown keys from other versions are ignored."""
         marks = values.get("thought_marks")
         known = {item.name: values[item.name] for item in fields(cls) if item.name in values}
         return cls(
@@ -46,4 +46,4 @@ class Dialect:
 
 
 UNKNOWN = Dialect("unknown", DEFAULT_PARSER)
-"""The dialect of a model of which nothing is known."""
+"""Default dialect, used if no dialect was detected."""

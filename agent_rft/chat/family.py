@@ -1,8 +1,7 @@
-"""A model family: what cannot be read off a chat template about how its models write.
+"""Model families: the parts of a conversation format that a chat template does not show.
 
-Most of what a model's conversations look like is found by rendering probes (`agent_rft.chat.form`). A family
-adds the rest, in one small file of `agent_rft.chat.families`; which family a model has is found by a round
-trip, not by its name.
+Rendering probes detects most of a model's format (`agent_rft.chat.form`). A family adds the rest, in one small file of
+`agent_rft.chat.families`. A round trip selects a model's family; its name does not.
 """
 
 from __future__ import annotations
@@ -12,24 +11,24 @@ from dataclasses import dataclass
 from typing import Any
 
 WriteCalls = Callable[[Sequence[tuple[str, Mapping[str, Any]]]], str]
-"""(name, arguments) of each call of a turn -> the turn's text."""
+"""Function from (name, arguments) of each call of a turn to the turn's text."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How a call is written, for constrained decoding.
+    """Syntax of a tool call, for constrained decoding.
 
     Attributes:
-        begin: The text before the arguments; `{name}` stands for the tool's name.
-        end: The text after them.
-        separator: The text between two calls; None: a turn has one.
-        style: How the arguments are written: a style of xgrammar's JSON schema format, or of `literals` or
-            `parameters` in `agent_rft.actors.engine.grammar`.
-        before: The text before the first call of a turn.
-        after: The text after the last one.
-        head: A pattern of what is between `begin` and the arguments, such as a number.
-        tail: A pattern of what is between the arguments and `end`.
-        also: Other texts that models of the family write in place of `begin`.
+        begin: Text before the arguments; `{name}` stands for the tool's name.
+        end: Text after the arguments.
+        separator: Text between two calls; None: a turn has at most one call.
+        style: Syntax of the arguments: a style of xgrammar's JSON schema format, or of `literals` or `parameters` in
+            `agent_rft.actors.engine.grammar`.
+        before: Text before the first call of a turn.
+        after: Text after the last call of a turn.
+        head: Pattern of the text between `begin` and the arguments, such as a number.
+        tail: Pattern of the text between the arguments and `end`.
+        also: Alternatives to `begin` that models of the family write.
     """
 
     begin: str
@@ -45,12 +44,12 @@ class CallForm:
 
 @dataclass(frozen=True, slots=True)
 class MessageForm:
-    """How a turn of several messages is written, for constrained decoding.
+    """Syntax of a turn that consists of several messages, for constrained decoding.
 
     Attributes:
-        thought: The texts around a thought, the second one up to where the next message begins.
-        excluded: Texts that no thought has.
-        answer: The text before an answer.
+        thought: Texts before and after reasoning; the second one extends to the start of the next message.
+        excluded: Texts that reasoning never contains.
+        answer: Text before an answer.
     """
 
     thought: tuple[str, str]
@@ -60,23 +59,23 @@ class MessageForm:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How the models of a family write, beside what their chat template shows.
+    """Conversation format of a model family, as far as the chat template does not show it.
 
     Attributes:
-        tool_parser: vLLM's tool parser that reads their calls; None: the models work without tools only.
-        reasoning_parser: vLLM's reasoning parser, where a thought is a message of its own and not between marks.
-        calls: The forms of calls, of which a template writes one; without any, answers cannot be constrained where
+        tool_parser: vLLM's tool parser that parses the calls; None: the models work only without tools.
+        reasoning_parser: vLLM's reasoning parser, if reasoning is a separate message and not enclosed in delimiters.
+        calls: Possible syntaxes of calls, of which a template writes one. If empty, answers cannot be constrained when
             there are tools.
-        messages: The form of turns, where they are several messages; None: they are not, or are not constrained.
-        call_mark: A text that each turn with calls has, and no answer; None: there is none.
-        thought_marks: The tokens around a thought.
-        thought_head: What follows the opening mark and is not part of the thought.
-        end_tokens: The tokens that end a turn, where the template does not end all turns with one token. The one before
-            tool results may differ from that of an answer.
-        exact: Whether a turn in the history is rendered as the model writes it. Else each turn's prompt is rendered
-            again, and a rollout has a segment for each turn.
-        call_id: The ids of calls in the history, of the call's `name` and its `index` in the conversation.
-        write_calls: Writes calls as text, for templates that render none.
+        messages: Syntax of turns with several messages; None: turns have one message, or are not constrained.
+        call_mark: Text that every turn with calls contains, and no answer; None: no such text exists.
+        thought_marks: Tokens that open and close reasoning.
+        thought_head: Text after the opening delimiter that is not part of the reasoning.
+        end_tokens: Tokens that end a turn, if the template does not end all turns with one token. The token before tool
+            results may differ from the one after an answer.
+        exact: Whether the template renders a turn of the history exactly as the model wrote it. If not, each turn's
+            prompt is rendered again, and a rollout has a segment for each turn.
+        call_id: Format of call ids in the history, from the call's `name` and its `index` in the conversation.
+        write_calls: Writes calls as text, for templates that render no calls.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a chat template does with a conversation, found by rendering probes."""
+"""Detection of a chat template's format by rendering probes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from agent_rft.chat.template import RenderFailed
 from agent_rft.types import Message, ToolSchema
 
 SLOT = "\ue000{}\ue001"  # private-use characters, which no template or text contains
-_SAID, _THOUGHT = "\ue002said\ue003", "\ue002thought\ue003"
+_TEXT, _REASONING = "\ue002said\ue003", "\ue002thought\ue003"
 _VALUE = "\ue002value{}\ue003"
 _QUESTION: Message = {"role": "user", "content": "question"}
 THOUGHT_FIELDS = ("content", "reasoning_content", "reasoning", "thinking")
-"""Where a template may read a turn's thought: between its marks in the content, or in a field of its own."""
+"""Fields in which a template may read a turn's reasoning: the content, between delimiters, or a separate field."""
 
 
 class Render(Protocol):
@@ -24,12 +24,12 @@ class Render(Protocol):
 
 
 class TemplateForm:
-    """The form in which one template with one family's tokens writes turns, calls, results and thoughts.
+    """Syntax of turns, calls, results and reasoning in one template, with one family's tokens.
 
     Args:
         render: Renders messages to text.
-        family: What the template does not show.
-        ends: Texts of tokens that may end a turn, beside the one with which the template ends answers.
+        family: Family of the model.
+        ends: Texts of tokens that may end a turn, in addition to the one after an answer in the template.
         special: Texts of all special tokens.
     """
 
@@ -42,40 +42,40 @@ class TemplateForm:
 
     @cached_property
     def ends(self) -> tuple[str, ...]:
-        """The texts of the tokens that end a turn, without duplicates."""
+        """Texts of the tokens that end a turn, without duplicates."""
         probed = () if self._family.end_tokens else tuple(filter(None, (self.end_of_answers,)))
         return tuple(dict.fromkeys((*self._family.end_tokens, *probed, *self._ends)))
 
     @cached_property
     def end_of_answers(self) -> str | None:
-        """The text of the special token that the template puts after an answer."""
-        answer: Message = {"role": "assistant", "content": _SAID}
-        text = self._tried([_QUESTION, answer, {"role": "user", "content": _VALUE}]) or ""
-        return _first(self._special, text.partition(_SAID)[2].partition(_VALUE)[0])
+        """Text of the special token after an answer in the template; None: there is no such token."""
+        answer: Message = {"role": "assistant", "content": _TEXT}
+        text = self._try_render([_QUESTION, answer, {"role": "user", "content": _VALUE}]) or ""
+        return _first(self._special, text.partition(_TEXT)[2].partition(_VALUE)[0])
 
     @cached_property
     def renders_calls(self) -> bool:
-        """Whether a call in the history is in the prompt."""
+        """Whether the template renders calls of the history."""
         return _VALUE.format(0) in self._one_call
 
     @cached_property
     def calls(self) -> CallForm | None:
-        """The form of calls: of the family's forms the one in which the template writes them, else the first."""
+        """Call syntax of the family that the template writes, else the family's first one; None: no calls."""
         forms = self._family.calls
         written = (form for form in forms if form.before + form.begin.format(name="probe_tool") in self._one_call)
         return next(written, forms[0] if forms else None)
 
     @cached_property
     def _one_call(self) -> str:
-        """A history that ends with a call, as the template writes it; empty if it cannot."""
-        return self._tried([_QUESTION, _turn([("probe_tool", _VALUE.format(0))], self.takes_objects)]) or ""
+        """Rendered history that ends with a call; empty if the template cannot render it."""
+        return self._try_render([_QUESTION, _turn([("probe_tool", _VALUE.format(0))], self.takes_objects)]) or ""
 
     @cached_property
     def takes_objects(self) -> bool:
-        """Whether arguments are given as objects; else as the text that was sampled."""
+        """Whether the template takes arguments as objects; otherwise it takes the JSON text as sampled."""
         call = [("probe_tool", _VALUE.format(0))]
-        as_text = self._tried([_QUESTION, _turn(call, objects=False)])
-        as_object = self._tried([_QUESTION, _turn(call, objects=True)])
+        as_text = self._try_render([_QUESTION, _turn(call, objects=False)])
+        as_object = self._try_render([_QUESTION, _turn(call, objects=True)])
         return as_text is None or (as_object is not None and as_text != as_object)
 
     @cached_property
@@ -83,40 +83,40 @@ class TemplateForm:
         """Whether a turn of the history may have several calls."""
         values = [_VALUE.format(i) for i in range(2)]
         message = _turn([("probe_tool", value) for value in values], self.takes_objects)
-        text = self._tried([_QUESTION, message])
+        text = self._try_render([_QUESTION, message])
         return text is not None and (all(value in text for value in values) or not self.renders_calls)
 
     @cached_property
     def escapes_results(self) -> bool:
-        """Whether a result is written as a JSON string."""
+        """Whether the template writes a result as a JSON string."""
         text = '"\n'
         head = [_QUESTION, _turn([("probe_tool", _VALUE.format(0))], self.takes_objects)]
-        rendered = self._tried([*head, _result(0, SLOT.format(0) + text)], generate=True) or ""
+        rendered = self._try_render([*head, _result(0, SLOT.format(0) + text)], generate=True) or ""
         return rendered.partition(SLOT.format(0))[2].startswith(json.dumps(text)[1:-1])
 
     @cached_property
     def thought_field(self) -> str | None:
-        """The field of a message in which the template keeps the thought of a turn with calls; None: it drops it."""
+        """Message field from which the template renders a turn's reasoning before calls; None: it drops it."""
         for field in THOUGHT_FIELDS:
             turn = _turn([("probe_tool", _VALUE.format(0))], self.takes_objects)
             head, marks = [_QUESTION], self._family.thought_marks
-            turn |= {field: f"{marks[0]}\n{_THOUGHT}\n{marks[1]}\n\n" if field == "content" else _THOUGHT}
+            turn |= {field: f"{marks[0]}\n{_REASONING}\n{marks[1]}\n\n" if field == "content" else _REASONING}
             if self._family.reasoning_parser is not None and field == "content":
                 continue
-            prompt = self._tried(head, generate=True)
-            text = self._tried([*head, turn, _result(0, SLOT.format(0))], generate=True)
+            prompt = self._try_render(head, generate=True)
+            text = self._try_render([*head, turn, _result(0, SLOT.format(0))], generate=True)
             if prompt is None or text is None:
                 continue
-            said = text[_common(prompt, text) :].partition(SLOT.format(0))[0]
-            closed = said.count(marks[1]) <= 1 and prompt.count(marks[0]) + said.count(marks[0]) <= 1
-            if said.count(_THOUGHT) == 1 and (closed or self._family.reasoning_parser is not None):
+            rendered = text[_common_prefix_length(prompt, text) :].partition(SLOT.format(0))[0]
+            closed = rendered.count(marks[1]) <= 1 and prompt.count(marks[0]) + rendered.count(marks[0]) <= 1
+            if rendered.count(_REASONING) == 1 and (closed or self._family.reasoning_parser is not None):
                 return field
         return None
 
     def _appends(self, num_calls: int, *, says: bool, thinks: bool) -> bool:
-        """Whether what follows a turn can be appended to it: later prompts start with the turn as it was sampled.
+        """Whether the next prompt starts with the turn exactly as it was sampled, so that results can be appended.
 
-        `says` and `thinks`: whether the turn has text and a thought beside its calls.
+        `says` and `thinks`: whether the turn has text and reasoning in addition to its calls.
         """
         if not self._family.exact or (num_calls > 1 and not self.takes_several_calls):
             return False
@@ -124,23 +124,23 @@ class TemplateForm:
             return False
         values = [_VALUE.format(i) for i in range(num_calls)]
         turn = _turn([("probe_tool", value) for value in values], self.takes_objects)
-        turn["content"] = ("\n\n" if thinks else "") + (_SAID if says else "")
+        turn["content"] = ("\n\n" if thinks else "") + (_TEXT if says else "")
         if thinks and self.thought_field is not None:
-            turn = with_thought(turn, f"\n{_THOUGHT}\n", self.thought_field, self._family.thought_marks)
+            turn = with_thought(turn, f"\n{_REASONING}\n", self.thought_field, self._family.thought_marks)
         results = [_result(i, SLOT.format(i)) for i in range(num_calls)]
-        prompt = self._tried([_QUESTION], generate=True)
-        once = self._tried([_QUESTION, turn, *results], generate=True)
-        twice = self._tried([_QUESTION, turn, *results, turn, *results], generate=True)
+        prompt = self._try_render([_QUESTION], generate=True)
+        once = self._try_render([_QUESTION, turn, *results], generate=True)
+        twice = self._try_render([_QUESTION, turn, *results, turn, *results], generate=True)
         if prompt is None or once is None or twice is None:
             return False
         sampled = once.removeprefix(prompt).partition(SLOT.format(0))[0]
         kept = not self.renders_calls or all(value in sampled for value in values)
         if says:
-            kept = kept and self.renders_calls and -1 < sampled.find(_SAID) < sampled.find(values[0])
-        return once.startswith(prompt) and twice.startswith(once) and kept and (not thinks or _THOUGHT in sampled)
+            kept = kept and self.renders_calls and -1 < sampled.find(_TEXT) < sampled.find(values[0])
+        return once.startswith(prompt) and twice.startswith(once) and kept and (not thinks or _REASONING in sampled)
 
-    def _tried(self, messages: Sequence[Message], *, generate: bool = False) -> str | None:
-        """The rendered text, or None if the template fails, as many do for what they do not know."""
+    def _try_render(self, messages: Sequence[Message], *, generate: bool = False) -> str | None:
+        """Return the rendered text; None if the template fails, as many do for messages that they do not support."""
         try:
             return self._render(messages, (), generate=generate)
         except RenderFailed as failure:
@@ -149,10 +149,12 @@ class TemplateForm:
             raise
 
     def between(self, names: Sequence[str]) -> tuple[str, str]:
-        """What ends a turn that called these tools, and the text from there to the next prompt, with SLOTs for results.
+        """Return the stop token of a turn with calls of these tools, and the text from there to the next prompt.
+
+        The text has a SLOT for each result.
 
         Raises:
-            ValueError: the template omits or reorders tool messages, or none of the end tokens ends the turn.
+            ValueError: The template omits or reorders tool messages, or no stop token ends the turn.
         """
         values = [_VALUE.format(i) for i in range(len(names))]
         turn = _turn(list(zip(names, values, strict=True)), self.takes_objects)
@@ -163,28 +165,28 @@ class TemplateForm:
         before, found, _ = text.partition(SLOT.format(0))
         if not found:
             raise ValueError("the chat template omits tool messages")
-        said = before.rfind(values[-1])
-        end = _first(self.ends, before[said:]) if said >= 0 else None
+        position = before.rfind(values[-1])
+        end = _first(self.ends, before[position:]) if position >= 0 else None
         if end is None:
-            raise ValueError("none of the end tokens stands between a call and its result")
-        return end, text[said + before[said:].index(end) + len(end) :]
+            raise ValueError("no stop token is between a call and its result")
+        return end, text[position + before[position:].index(end) + len(end) :]
 
 
 def with_thought(message: Message, thought: str, field: str, marks: tuple[str, str]) -> Message:
-    """The message with a turn's thought where the template reads it."""
+    """Return the message with its reasoning in the field that the template reads."""
     if field != "content":
         return {**message, field: thought}
     return {**message, "content": f"{marks[0]}{thought}{marks[1]}{message.get('content') or ''}"}
 
 
 def _first(texts: Sequence[str], text: str) -> str | None:
-    """The one of `texts` that comes first in `text`; of two at one place the longer."""
+    """Return the string of `texts` that occurs first in `text`; the longest, if several start there."""
     found = [(text.index(one), -len(one), one) for one in texts if one and one in text]
     return min(found)[2] if found else None
 
 
-def _common(first: str, second: str) -> int:
-    """The length of the longest common prefix."""
+def _common_prefix_length(first: str, second: str) -> int:
+    """Return the length of the longest common prefix."""
     return next(
         (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )

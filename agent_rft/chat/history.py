@@ -1,4 +1,4 @@
-"""Conversations in OpenAI's form, brought into the form that a chat template takes."""
+"""Conversion of conversations from OpenAI's format to the messages that a chat template takes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from agent_rft.chat.form import TemplateForm, with_thought
 from agent_rft.types import Message
 
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
-"""Where clients and datasets put the thought of an assistant's message; the first that is there counts."""
+"""Keys in which clients and datasets store the reasoning of an assistant's message; the first one present is used."""
 
 
 def for_template(messages: Sequence[Message], form: TemplateForm, family: Family, *, thinks: bool) -> list[Message]:
-    """The messages as the template takes them; without thoughts unless the model `thinks`.
+    """Convert messages to the format of the template; reasoning is removed unless the model `thinks`.
 
-    Contents become texts, arguments objects or texts, thoughts go where the template reads them. Results follow in the
-    order of their calls. Where the template takes one call a turn, a turn with several becomes several turns.
+    Contents become strings, arguments become objects or strings, and reasoning moves to the field that the template
+    reads. Results follow in the order of their calls. If the template takes one call per turn, a turn with several is
+    split.
     """
-    plain = [_thinking(_plain(message), form, family, thinks) for message in messages]
+    plain = [_move_reasoning(_flatten_content(message), form, family, thinks) for message in messages]
     return [
         changed
         for turn, results in _turns(_with_ids(plain, family))
@@ -30,7 +31,7 @@ def for_template(messages: Sequence[Message], form: TemplateForm, family: Family
 
 
 def _with_ids(messages: Sequence[Message], family: Family) -> list[Message]:
-    """The messages with ids of calls that depend only on the conversation; some models see the ids."""
+    """Return the messages with call ids that depend only on the conversation, since some models see the ids."""
     ids: dict[str, str] = {}
     changed: list[Message] = []
     count = 0
@@ -49,8 +50,8 @@ def _with_ids(messages: Sequence[Message], family: Family) -> list[Message]:
     return changed
 
 
-def _plain(message: Message) -> Message:
-    """The message with its content as a text."""
+def _flatten_content(message: Message) -> Message:
+    """Return the message with its content as a string."""
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(part.get("text") or "" for part in content if isinstance(part, dict))
@@ -58,7 +59,7 @@ def _plain(message: Message) -> Message:
 
 
 def _turns(messages: Sequence[Message]) -> Iterator[tuple[Message, list[Message]]]:
-    """Each message with the results that follow it, in the order of its calls."""
+    """Yield each message with the results that follow it, in the order of its calls."""
     names: dict[str, str] = {}
     number = 0
     while number < len(messages):
@@ -72,12 +73,12 @@ def _turns(messages: Sequence[Message]) -> Iterator[tuple[Message, list[Message]
             messages[number + 1 : stop], key=lambda result: order.get(result.get("tool_call_id"), len(order))
         )
         if message["role"] == "tool":
-            message = _named(message, names)
-        yield message, [_named(result, names) for result in results]
+            message = _with_tool_name(message, names)
+        yield message, [_with_tool_name(result, names) for result in results]
         number = stop
 
 
-def _named(result: Message, names: Mapping[str, str]) -> Message:
+def _with_tool_name(result: Message, names: Mapping[str, str]) -> Message:
     return {**result, "name": names.get(result.get("tool_call_id") or "", result.get("name") or "tool")}
 
 
@@ -87,18 +88,24 @@ def _with_calls(turn: Message, results: list[Message], form: TemplateForm, famil
         without = {key: value for key, value in turn.items() if key != "tool_calls"}
         return [without, *results]
     if not form.renders_calls and family.write_calls is not None:
-        written = family.write_calls([(call["function"]["name"], _object(call)) for call in calls])
+        written = family.write_calls([(call["function"]["name"], _arguments_object(call)) for call in calls])
         without = {key: value for key, value in turn.items() if key != "tool_calls"}
         return [{**without, "content": f"{turn['content']}{written}"}, *results]
     given = [_call(call, form) for call in calls]
     if form.takes_several_calls or len(given) == 1:
         return [{**turn, "tool_calls": given}, *results]
-    alone = [{**turn, "tool_calls": [call], **({"content": ""} if place else {})} for place, call in enumerate(given)]
+    split_turns = [
+        {**turn, "tool_calls": [call], **({"content": ""} if place else {})} for place, call in enumerate(given)
+    ]
     rest = results[len(given) :]
-    return [message for pair in zip(alone, results, strict=False) for message in pair] + alone[len(results) :] + rest
+    return (
+        [message for pair in zip(split_turns, results, strict=False) for message in pair]
+        + split_turns[len(results) :]
+        + rest
+    )
 
 
-def _thinking(turn: Message, form: TemplateForm, family: Family, thinks: bool) -> Message:
+def _move_reasoning(turn: Message, form: TemplateForm, family: Family, thinks: bool) -> Message:
     if turn["role"] != "assistant":
         return turn
     thought = next((turn[key] for key in THOUGHT_KEYS if turn.get(key)), None)
@@ -110,19 +117,19 @@ def _thinking(turn: Message, form: TemplateForm, family: Family, thinks: bool) -
 
 def _call(call: dict[str, Any], form: TemplateForm) -> dict[str, Any]:
     function = call["function"]
-    arguments = _object(call) if form.takes_objects else arguments_text(function.get("arguments"))
+    arguments = _arguments_object(call) if form.takes_objects else arguments_text(function.get("arguments"))
     return {**call, "type": "function", "function": {**function, "arguments": arguments}}
 
 
 def arguments_text(arguments: Any) -> str:
-    """The arguments of a call in the history as JSON text; none, null and blank text mean `{}`."""
+    """Return a call's arguments as JSON text; missing, null and blank arguments become `{}`."""
     if not isinstance(arguments, str):
         return json.dumps({} if arguments is None else arguments, ensure_ascii=False)
     return arguments if arguments.strip() else "{}"
 
 
-def _object(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call's arguments. Those that are not a JSON object are the model's mistake: they are shown as they are."""
+def _arguments_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments as an object; sampled text that is not a JSON object is wrapped unchanged."""
     arguments = arguments_text(call["function"].get("arguments"))
     value: Any = None
     with contextlib.suppress(ValueError, RecursionError):

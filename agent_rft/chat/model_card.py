@@ -1,6 +1,6 @@
-"""agent_rft.json in the folder of a trained model: how it writes conversations, for who serves or trains it next.
+"""The file agent_rft.json in the folder of a trained model: its conversation format, for serving and further training.
 
-Its chat template and its end tokens are also in the files that every library reads.
+The chat template and the stop tokens are also in the files that every library reads.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ REMEDY = "use the version of agent-rft that wrote it, or delete the file and set
 
 
 class ModelCard(BaseModel):
-    """The content of the file; keys that it does not know are left out."""
+    """Content of agent_rft.json; unknown keys are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     format: int = Field(default=FORMAT, le=FORMAT)
     family: str = Field(max_length=64)
     tool_parser: Parser | None
-    """None: no parser reads the model's calls, so it works without tools only."""
+    """Parser of the model's calls; None: no parser can parse them, so the model works only without tools."""
     template_arguments: TemplateArguments = {}
     stop_tokens: StopTokens = ()
     tools_in_prompt: bool = True
     template_digest: str = Field(default="", max_length=64)
     lora: LoraSpec | None = None
-    """The adapter that was trained, whether the job or `auto` chose it; None: all weights."""
+    """Adapter that was trained, whether the job or `auto` selected it; None: all weights."""
 
     @classmethod
     def of(cls, dialect: Dialect, options: ModelOptions, template: str, lora: LoraSpec | None = None) -> ModelCard:
-        """The card of a model which is trained with these `options`, resolved to this `dialect` of its `template`.
+        """Create the card of a model trained with these `options` and this `dialect` of its `template`.
 
-        With `lora`, an adapter is trained.
+        `lora` is the trained adapter; None: all weights.
         """
         return cls(
             family=dialect.family,
@@ -53,7 +53,7 @@ class ModelCard(BaseModel):
         )
 
     def fill_in(self, options: ModelOptions) -> ModelOptions:
-        """Return the options of a job that starts from the model, with the card's values where the job sets none."""
+        """Return the options of a job that trains this model, with the card's values for options that are not set."""
         names = type(self).model_fields.keys() & type(options).model_fields.keys() - options.model_fields_set
         values = {name: getattr(self, name) for name in names}
         return options.model_copy(update={name: value for name, value in values.items() if value is not None})
@@ -64,17 +64,17 @@ class ModelCard(BaseModel):
 
     @property
     def dialect(self) -> Dialect:
-        """How the model is served."""
+        """Dialect with which the model is served."""
         return Dialect(self.family, self.tool_parser, self.stop_tokens, template_arguments=self.template_arguments)
 
 
 def digest_of(template: str) -> str:
-    """The digest of a chat template, by which a card says to what its parser belongs."""
+    """Return the digest of a chat template, which identifies the template for which a card's parser was selected."""
     return hashlib.blake2b(template.encode(), digest_size=8).hexdigest()
 
 
 def read_card(folder: Path) -> ModelCard | None:
-    """What a model's folder says; None if it has no such file.
+    """Return the card in a model's folder; None if the folder has no card.
 
     Raises:
         UserError: The file is damaged, or was written by a newer version.

@@ -1,6 +1,6 @@
-"""What the folders of a job's checkpoints say of conversations, where the start model's folder says less.
+"""Conversation settings in checkpoint folders, where the base model's folder lacks them.
 
-So agent-rft, and any vLLM, can take such a folder without settings.
+With them, agent-rft and any vLLM can load a checkpoint without further settings.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from agent_rft.chat.model_card import FILE, ModelCard
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Writes files of a model's folder.
+    """Conversation settings to write to a model's folder.
 
     Attributes:
-        card: Becomes agent_rft.json.
-        chat_template: Replaces the folder's own; None: that one stays.
-        end_token_ids: Tokens that end a turn, beside those that the folder names.
+        card: Content of agent_rft.json.
+        chat_template: Replaces the folder's template; None: the folder's template stays.
+        end_token_ids: Stop tokens in addition to those in the folder.
     """
 
     card: ModelCard
@@ -29,16 +29,16 @@ class ModelFiles:
     end_token_ids: tuple[int, ...] = ()
 
     def write(self, folder: Path) -> None:
-        """Change a folder in Hugging Face's form.
+        """Update a model folder in Hugging Face's format.
 
         Raises:
-            OSError: The disk is full or read-only.
+            OSError: A file cannot be read or written, for example because the disk is full or read-only.
         """
         (folder / FILE).write_text(self.card.model_dump_json(indent=2) + "\n")
         if self.chat_template is not None:
             (folder / "chat_template.jinja").write_text(self.chat_template)
             tokenizer = _read(folder / "tokenizer_config.json")
-            if "chat_template" in tokenizer:  # programs differ in which of the two they read
+            if "chat_template" in tokenizer:  # programs differ in which of the two files they read
                 _write(folder / "tokenizer_config.json", tokenizer | {"chat_template": self.chat_template})
         generation = _read(folder / "generation_config.json")
         known = _end_tokens(generation) or _end_tokens(_read(folder / "config.json"))

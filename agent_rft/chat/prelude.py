@@ -1,4 +1,4 @@
-"""A chat template for models whose own knows no tools: a part before it writes tools, calls and results as text."""
+"""Chat template for models whose own template does not support tools: it writes tools, calls and results as text."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _SYSTEM, _QUESTION = "the system says", "the user asks"
 
 
 def tools_as_text(template: ChatTemplate) -> str:
-    """The text of the template with the prelude before it. Its calls are those that the parser hermes reads.
+    """Return the template's text with the prelude before it. The parser hermes parses its calls.
 
-    A system message becomes a part of the user's first one where the template refuses or drops it.
+    If the template rejects or drops a system message, its text moves to the first user message.
 
     Raises:
-        UserError: The template renders not even a question and an answer.
+        UserError: The template cannot render even a question and an answer.
     """
     role = "system" if _shows_system(template) else "user"
     text = f"{{%- set system_role = '{role}' -%}}\n{_PRELUDE.read_text(encoding='utf-8')}{template.text}"
-    ChatTemplate(text)  # its size
+    ChatTemplate(text)  # checks the size
     return text
 
 
@@ -30,7 +30,7 @@ def _shows_system(template: ChatTemplate) -> bool:
     question: Message = {"role": "user", "content": _QUESTION}
     answer: Message = {"role": "assistant", "content": "the answer"}
     if _QUESTION not in template.render([question, answer, question], (), generate=True):
-        problem, remedy = "the template leaves out the user's messages", "give another template"
+        problem, remedy = "the template omits the user's messages", "use another template"
         raise UserError(f"{problem}: {remedy}", code="message_not_in_prompt", problem=problem, remedy=remedy)
     try:
         text = template.render([{"role": "system", "content": _SYSTEM}, question], (), generate=True)

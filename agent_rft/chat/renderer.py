@@ -1,9 +1,9 @@
-"""Turns messages and tools into tokens; where a template allows it, sampled tokens are never rendered again.
+"""Conversion of messages and tools to tokens; if the template allows it, sampled tokens are never rendered again.
 
 The chat template renders a row's messages once. After each sampled turn, only tool results and *bridge* tokens are
-appended: what the template puts between the end of a turn and the next generation prompt. Where a template writes turns
-of the history in another way than they were sampled, `resume` renders the whole history, as serving does. Tool results
-are tokenized without special tokens, so no tool can end a turn or open another role.
+appended: the template's text between the end of a turn and the next generation prompt. If a template renders earlier
+turns differently than they were sampled, `resume` renders the full history, as serving does. Tool results are tokenized
+without special tokens, so no tool can end a turn or open another role.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SLOTS = re.compile("\ue000(\\d+)\ue001")
 
 
 class Tokenizer(Protocol):
-    """The part of a Hugging Face fast tokenizer that `Renderer` uses."""
+    """Part of a Hugging Face fast tokenizer that `Renderer` uses."""
 
     eos_token: str
     eos_token_id: int
@@ -38,9 +38,9 @@ class Tokenizer(Protocol):
 
 
 class Renderer:
-    """Renders one model's conversations, in its dialect.
+    """Renderer of one model's conversations, in its dialect.
 
-    Every method that renders raises RenderFailed if the template refuses the messages, or costs too much.
+    Every method that renders raises RenderFailed if the template rejects the messages or exceeds its limits.
     """
 
     def __init__(self, tokenizer: Tokenizer, dialect: Dialect = UNKNOWN) -> None:
@@ -62,31 +62,31 @@ class Renderer:
 
     @property
     def template(self) -> str:
-        """The text of the chat template."""
+        """Text of the chat template."""
         return self._template.text
 
     @cached_property
     def _plain(self) -> Any:
-        """The tokenizer for untrusted text. Copying a large vocabulary takes long, and finding a dialect needs none."""
+        """Tokenizer for untrusted text, copied on first use, since the copy is slow and not always needed."""
         plain = copy.deepcopy(self._marked_up)
         plain.encode_special_tokens = True
         return plain
 
     def warm_up(self) -> None:
-        """Copy the tokenizer now: otherwise the first tool result waits for the copy."""
+        """Copy the tokenizer now, so that the first tool result does not wait for the copy."""
         _ = self._plain
 
     @cached_property
     def end_tokens(self) -> dict[int, str]:
-        """The tokens that end a turn: id -> text."""
+        """Tokens that end a turn: id -> text."""
         found = {self._marked_up.token_to_id(text): text for text in self.form.ends}
         return {token: text for token, text in found.items() if token is not None}
 
     @cached_property
     def thought(self) -> Literal["none", "optional", "opened"]:
-        """Whether a turn may start with a thought, or goes on with the one that the generation prompt opens.
+        """Reasoning of a turn: impossible, optional, or already opened by the generation prompt.
 
-        A generation prompt that also closes it, and a vocabulary that lacks a mark, leave no thought.
+        It is impossible if the generation prompt also closes it, or if the vocabulary lacks a delimiter.
         """
         question: list[Message] = [{"role": "user", "content": "question"}]
         asked = self._render(question, (), generate=False)
@@ -97,21 +97,21 @@ class Renderer:
         return "opened" if marks else "optional"
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
-        """Token ids of the messages, the tools and the generation prompt."""
+        """Return the token ids of the messages, the tools and the generation prompt."""
         return self.encode(self.rendered(messages, tools, generate=True))
 
     def rendered(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
-        """The text of messages in OpenAI's form; with `generate`, the prompt for the next turn."""
+        """Return the text of messages in OpenAI's format; with `generate`, the prompt for the next turn."""
         thinks = self.end_of_thought is not None or self.family.reasoning_parser is not None
         return self._render(for_template(messages, self.form, self.family, thinks=thinks), tools, generate=generate)
 
     def resume(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], results: Sequence[Sequence[int]]
     ) -> list[int]:
-        """Like `prompt`, for a conversation that already has assistant turns, with the tokens a rollout would have.
+        """Return the prompt of a conversation with assistant turns, with the same tokens that a rollout would have.
 
-        `results[i]` are the token ids of the i-th tool message's content. Tool calls keep the text that was sampled,
-        where the template takes it.
+        `results[i]` are the token ids of the i-th tool message's content. Tool calls keep their sampled text if the
+        template takes it.
 
         Raises:
             ValueError: The chat template omits or repeats tool messages.
@@ -124,13 +124,13 @@ class Renderer:
                 message = self._without_special(message)
             marked.append(message)
         text = self.rendered(marked, tools, generate=True)
-        return self._filled(text, results)
+        return self._fill_slots(text, results)
 
     def appends_after(self, end: int, num_calls: int, *, says: bool, thinks: bool) -> bool:
-        """Whether the next prompt is what the engine has seen, a bridge and the results.
+        """Whether the next prompt is the current tokens followed by a bridge with the results; if not, use `resume`.
 
-        `end` is the token that ended the turn, `says` and `thinks`: whether it has text and a thought beside its calls.
-        Else the next prompt is that of `resume`.
+        `end` is the token that ended the turn. `says` and `thinks`: whether the turn has text and reasoning in addition
+        to its calls.
         """
         try:
             return (
@@ -140,7 +140,7 @@ class Renderer:
             return False
 
     def bridge(self, names: Sequence[str], results: Sequence[Sequence[int]]) -> list[int]:
-        """Token ids from a sampled end token to the next generation prompt.
+        """Return the token ids from a sampled stop token to the next generation prompt.
 
         `results[i]` are the token ids of the result of a call to the tool `names[i]`.
 
@@ -155,63 +155,63 @@ class Renderer:
         return tokens
 
     def result(self, text: str) -> list[int]:
-        """Token ids of a tool's result, as the template writes results."""
+        """Return the token ids of a tool result in the template's syntax."""
         return self.plain(json.dumps(text, ensure_ascii=False)[1:-1] if self.form.escapes_results else text)
 
     def cut_result(self, text: str, limit: int) -> tuple[list[int], bool]:
-        """Token ids of a tool's result, cut at `limit` with a mark that the model sees, and whether it was cut."""
+        """Return the token ids of a tool result, truncated with a note at `limit`, and whether it was truncated."""
         ids = self.result(text)
         if len(ids) <= limit:
             return ids, False
         return ids[:limit] + self.plain(f"\n[... {len(ids) - limit} tokens cut ...]"), True
 
     def plain(self, text: str) -> list[int]:
-        """Token ids of untrusted text, never special tokens: a literal `<|im_end|>` does not become the end token."""
+        """Return the token ids of untrusted text, never special tokens: a literal `<|im_end|>` ends no turn."""
         token_ids = list(self._plain.encode(text, add_special_tokens=False).ids)
         if self._special.keys().isdisjoint(token_ids):
             return token_ids
-        # In small vocabularies special tokens are also ordinary pieces.
-        return list(self._plain.encode(self._broken_up(text), add_special_tokens=False).ids)
+        # In small vocabularies, ordinary text may also contain special tokens.
+        return list(self._plain.encode(self._break_up(text), add_special_tokens=False).ids)
 
-    def _broken_up(self, text: str, keep: Sequence[str] = ()) -> str:
-        """The text with a space in each special token's text."""
+    def _break_up(self, text: str, keep: Sequence[str] = ()) -> str:
+        """Return the text with a space inside each special token's text."""
         for content in self._special.values():
             if content not in keep:
                 text = text.replace(content, f"{content[0]} {content[1:]}")
         return text
 
     def _without_special(self, turn: Message) -> Message:
-        """A sampled turn without the text of special tokens, which it may have copied from a tool's result.
+        """Return a sampled turn with the text of special tokens broken up; it may come from a tool result.
 
-        Marks of thoughts stay.
+        Reasoning delimiters stay.
         """
         turn = dict(turn)
         if isinstance(content := turn.get("content"), str):
-            turn["content"] = self._broken_up(content, self.mark_texts)
+            turn["content"] = self._break_up(content, self.mark_texts)
         if calls := turn.get("tool_calls"):
-            turn["tool_calls"] = [{**call, "function": self._as_text(call["function"])} for call in calls]
+            turn["tool_calls"] = [{**call, "function": self._arguments_as_text(call["function"])} for call in calls]
         return turn
 
-    def _as_text(self, function: dict[str, Any]) -> dict[str, Any]:
-        return {**function, "arguments": self._broken_up(arguments_text(function.get("arguments")))}
+    def _arguments_as_text(self, function: dict[str, Any]) -> dict[str, Any]:
+        return {**function, "arguments": self._break_up(arguments_text(function.get("arguments")))}
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Text of sampled tokens without the end token. Other special tokens are kept, since parsers look for them."""
+        """Return the text of sampled tokens without the stop token. Other special tokens stay for the parsers."""
         ended = len(token_ids) > 0 and token_ids[-1] in self.end_tokens
         return self.tokenizer.decode(token_ids[:-1] if ended else token_ids, skip_special_tokens=False)
 
     def thought_length(self, token_ids: Sequence[int]) -> int:
-        """The number of tokens of a turn's thought between marks, including the closing one."""
+        """Return the number of reasoning tokens of a turn, closing delimiter included; 0 if there is no delimiter."""
         end = self.end_of_thought
         return list(token_ids).index(end) + 1 if end is not None and end in token_ids else 0
 
     def thought_text(self, token_ids: Sequence[int]) -> str:
-        """The text of a thought, from its tokens with their marks."""
+        """Return the text of reasoning from its tokens, which include the delimiters."""
         text = self.tokenizer.decode(token_ids[:-1], skip_special_tokens=False)
         return text.lstrip().removeprefix(self.mark_texts[0]).removeprefix(self.family.thought_head)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of rendered text, with its special tokens."""
+        """Return the token ids of rendered text, including special tokens."""
         return list(self._marked_up.encode(text, add_special_tokens=False).ids)
 
     def has_token(self, text: str | None) -> bool:
@@ -219,7 +219,7 @@ class Renderer:
         return text is not None and self._marked_up.token_to_id(text) is not None
 
     def end_of(self, message: Message) -> str:
-        """The text of the token that the template puts after a turn of the assistant."""
+        """Return the text of the token that the template writes after an assistant's turn."""
         calls = message.get("tool_calls")
         if calls:
             return self.form.between([call["function"]["name"] for call in calls])[0]
@@ -228,8 +228,8 @@ class Renderer:
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
         return self._template.render(messages, tools, generate=generate, **self.dialect.template_arguments)
 
-    def _filled(self, text: str, results: Sequence[Sequence[int]]) -> list[int]:
-        """Token ids of a text with a slot for each result."""
+    def _fill_slots(self, text: str, results: Sequence[Sequence[int]]) -> list[int]:
+        """Return the token ids of a text with its slots replaced by the results."""
         head, *rest = _SLOTS.split(text)
         if sorted(map(int, rest[::2])) != list(range(len(results))):
             raise ValueError("the chat template omits or repeats tool messages")
@@ -240,7 +240,7 @@ class Renderer:
         return tokens
 
     def _bridge(self, names: tuple[str, ...]) -> tuple[int, list[list[int]]]:
-        """The end token of a turn that called these tools, and the token ids between the results."""
+        """Return the stop token of a turn that called these tools, and the token ids between the results."""
         if names not in self._bridges:
             end, text = self.form.between(names)
             head, *rest = _SLOTS.split(text)

@@ -1,4 +1,4 @@
-"""The settings that a model was trained with and is therefore served with."""
+"""Settings with which a trained model is served, taken from its training."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from agent_rft.spec.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """How a trained model is served.
+    """Settings with which a trained model is served.
 
     Attributes:
-        dialect: How it writes conversations. None: as its folder says.
-        context_length: In tokens. None: the model's maximum, but at most the default of training.
-        max_completion_tokens: Default for requests that set none.
-        temperature: Default for requests that set none.
+        dialect: Conversation format; None: the format in the model's folder.
+        context_length: In tokens; None: the model's maximum, but at most the default of training.
+        max_completion_tokens: Default for requests without this setting.
+        temperature: Default for requests without this setting.
     """
 
     dialect: Dialect | None = None
@@ -31,7 +31,7 @@ class ServeSettings:
 
     @classmethod
     def of(cls, job: JobSpec, plan: Plan, context_length: int, dialect: Dialect) -> ServeSettings:
-        """The settings of a job, as resolved by its preflight."""
+        """Create the settings from a job, as resolved by its check."""
         if job.method.type == "supervised":
             return cls(dialect, context_length)
         limits = job.reinforcement.limits
@@ -46,7 +46,7 @@ class ServeSettings:
 
     @classmethod
     def stored(cls, values: Mapping[str, Any]) -> ServeSettings:
-        """The settings that a server has stored; those that another version had and this one does not are left out."""
+        """Load settings that a server has stored; unknown keys from other versions are ignored."""
         known = {setting.name: values[setting.name] for setting in fields(cls) if setting.name in values}
         dialect = known.pop("dialect", None)
         return cls(None if dialect is None else Dialect.of_json(dialect), **known)

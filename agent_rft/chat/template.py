@@ -1,7 +1,7 @@
-"""Chat templates are programs of their authors: each one renders in a process of its own, under bounds.
+"""Rendering of chat templates, which are untrusted programs, in a separate process with limits for each template.
 
-That process has no variables of its owner and opens no files. It may take some time of a processor, memory and size of
-the text: not time of a clock, so that no template fails because its machine is busy with other work.
+The process has an empty environment and cannot open files. Its CPU time, memory and output size are limited. Wall time
+is not, so that no template fails because its node is busy.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from agent_rft.types import Message, ToolSchema
 Kind = Literal["syntax", "raised", "failed", "too_slow", "too_large", "memory"]
 ENDS_S = 5.0
 _REMEDIES: dict[Kind, str] = {
-    "syntax": "correct the template there; it is Jinja as transformers has it, with trim_blocks and lstrip_blocks",
-    "raised": "change the messages, tools or template arguments as it says, or give another template",
-    "failed": "let the template test whether a value is there, and of which type, before it uses it",
+    "syntax": "correct the syntax; it is Jinja with trim_blocks and lstrip_blocks, as in transformers",
+    "raised": "change the messages, tools or template arguments accordingly, or use another template",
+    "failed": "make the template check that a value exists and has the right type before it uses the value",
     "too_slow": "remove nested loops and recursion: a render should take milliseconds",
-    "too_large": "render each message once, and repeat nothing",
-    "memory": "do not build large lists or texts in the template: write the parts out one by one",
+    "too_large": "render each message only once",
+    "memory": "do not build large lists or strings in the template: output the parts one by one",
 }
 CODES = {
     "syntax": "template_syntax",
@@ -51,45 +51,45 @@ CODES = {
 
 @dataclass(frozen=True, slots=True)
 class TemplateLimits:
-    """What one template may cost."""
+    """Limits of one template."""
 
     time_s: float = 2.0
-    """Processor time of one render, and of compiling the template."""
+    """CPU time of one render, and of compiling the template."""
     memory_bytes: int = 1 << 30
     """Address space of the process, of which Python takes about 30 MiB."""
     text_bytes: int = 16 << 20
     template_bytes: int = MAX_TEMPLATE_BYTES
     silent_s: float = 60.0
-    """Longest wait for a process that neither answers nor ends, such as one that was stopped."""
+    """Maximum wait for a process that neither answers nor exits, for example because it was stopped."""
 
 
 _LIBRARIES = sorted({str(Path(str(library.__file__)).parents[1]) for library in (jinja2, markupsafe)})
 USERS_LIMITS = TemplateLimits()
 FOLDERS_LIMITS = TemplateLimits(template_bytes=1 << 20)
-"""Limits of a template that came with its model."""
+"""Limits of a template from a model's folder."""
 
 
 class RenderFailed(UserError):
-    """A chat template could not render. `message` is one line that ends with the remedy for this `kind`.
+    """Error of a chat template that could not render. `message` is one line that ends with the remedy for its `kind`.
 
-    `raised`: the template refused the messages by `raise_exception`. `failed`: any other error while it rendered.
-    `line` is that of the template, if known.
+    Kind `raised`: the template rejected the messages with `raise_exception`. Kind `failed`: any other error while it
+    rendered.
     """
 
     @property
     def kind(self) -> Kind:
-        """What went wrong."""
+        """Kind of the error."""
         kind: Kind = self.details["kind"]
         return kind
 
     @property
     def code(self) -> str:
-        """The problem code of this kind."""
+        """Problem code of this kind."""
         return CODES[self.kind]
 
     @property
     def line(self) -> int | None:
-        """The template's line, counted from 1."""
+        """Line in the template, counted from 1; None: unknown."""
         line: int | None = self.details["line"]
         return line
 
@@ -100,13 +100,14 @@ def _failed(kind: Kind, problem: str, line: int | None = None) -> RenderFailed:
 
 
 class ChatTemplate:
-    """One chat template with the variables and filters that `apply_chat_template` of transformers gives it.
+    """Chat template with the variables and filters of `apply_chat_template` in transformers.
 
-    Its process, of some 20 MiB, starts with the first render, in a tenth of a second. It ends with `close`, with this
-    object and with this process. One that a render has used up is replaced at the next. Threads may share a template;
-    their renders take turns.
+    The first render starts its process, which takes about 20 MiB and a tenth of a second. The process ends with
+    `close`, with this object and with the parent process. If a render exceeds a limit, the next one starts a new
+    process. Threads may share a template; renders run one at a time.
 
-    `strftime_now` tells the time at which this object was made: the tokens of a history must not change at midnight.
+    `strftime_now` returns the time at which this object was created, so that the tokens of a history do not change at
+    midnight.
     """
 
     def __init__(
@@ -131,13 +132,13 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], /, *, generate: bool, **arguments: Any
     ) -> str:
-        """The text of the messages and tools; with `generate`, the start of an assistant turn follows.
+        """Return the text of the messages and tools; with `generate`, followed by the start of an assistant turn.
 
-        `arguments` are further variables, such as a switch for thinking. One with the name of a special token replaces
-        that. Values must be those of JSON.
+        `arguments` are further variables, such as a switch for reasoning; they override special tokens of the same
+        name. All values must be JSON.
 
         Raises:
-            RenderFailed: The template is wrong, refuses the messages, or costs too much.
+            RenderFailed: The template is invalid, rejects the messages, or exceeds its limits.
         """
         values = {"documents": None, **self._special_tokens, **arguments}
         values |= {"messages": list(messages), "tools": list(tools) or None, "add_generation_prompt": generate}
@@ -148,16 +149,16 @@ class ChatTemplate:
         with self._lock:
             try:
                 return self._answer(request)
-            except _Lost:  # perhaps somebody ended it, or the kernel did when others took all memory
+            except _ProcessLost:  # it may have been killed, for example by the kernel when memory ran out
                 pass
             try:
                 return self._answer(request)
-            except _Lost as lost:
-                raise _failed("failed", f"the process of the chat template was lost two times, {lost}") from None
+            except _ProcessLost as lost:
+                raise _failed("failed", f"the chat template's process failed twice: {lost}") from None
 
     @property
     def pid(self) -> int | None:
-        """The id of its process, if it has one now."""
+        """Id of the process; None: it is not running."""
         process = self._process
         return process.pid if process is not None and process.alive else None
 
@@ -184,16 +185,16 @@ class ChatTemplate:
         return self._process.ask(request)
 
 
-class _Lost(Exception):
-    """The process ended, was silent or answered nonsense, and no limit says why."""
+class _ProcessLost(Exception):
+    """The process ended, did not answer in time or sent an invalid answer, and no limit explains it."""
 
 
 class _Process:
-    """`template_process`, from its start to its end; it ends when this object does."""
+    """A running `template_process`; the process ends when this object is deleted."""
 
     def __init__(self, limits: TemplateLimits, now: datetime) -> None:
         self._limits = limits
-        self._most_bytes = 6 * limits.text_bytes + 10_000  # JSON of a text, or of an error
+        self._max_bytes = 6 * limits.text_bytes + 10_000  # JSON of the text, or of an error
         self._channel, theirs = socket.socketpair()
         self._channel.settimeout(limits.silent_s)
         config = json.dumps({**asdict(limits), "now": now.isoformat()})
@@ -204,7 +205,7 @@ class _Process:
                 stdout=subprocess.DEVNULL,
                 env={},
                 cwd="/",
-                start_new_session=True,  # no Ctrl-C of a terminal
+                start_new_session=True,  # so that Ctrl-C in a terminal does not reach it
             )
         self.pid = self._popen.pid
         self._answers = self._channel.makefile("rb")
@@ -213,24 +214,24 @@ class _Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it was not ended by its owner; a process that was forked from the owner starts its own."""
+        """Whether the process can be used: its owner has not ended it, and this is not a fork of the owner."""
         return self.end.alive and self._owner == os.getpid()
 
     def ask(self, request: bytes) -> str:
-        """The text for a request. Without an answer, for whatever reason, the process is ended.
+        """Return the text for a request. If there is no answer for any reason, end the process.
 
         Raises:
-            RenderFailed: The answer is an error, or the process has used up what it may.
-            _Lost: It ended for another reason.
+            RenderFailed: The answer is an error, or the process exceeded a limit.
+            _ProcessLost: The process ended for another reason.
         """
         answer: dict[str, Any] | None = None
         try:
             self._channel.sendall(len(request).to_bytes(template_process.LENGTH_BYTES, "big") + request)
             answer = json.loads(self._receive(int.from_bytes(self._receive(template_process.LENGTH_BYTES), "big")))
         except TimeoutError:
-            raise _Lost(f"silent for {self._limits.silent_s:g} s") from None
+            raise _ProcessLost(f"it did not answer for {self._limits.silent_s:g} s") from None
         except (OSError, EOFError, ValueError):
-            raise self._why_ended() from None
+            raise self._explain_end() from None
         finally:
             if answer is None:
                 self.end()
@@ -240,20 +241,22 @@ class _Process:
         return str(answer["text"])
 
     def _receive(self, size: int) -> bytes:
-        if size > self._most_bytes or len(data := self._answers.read(size)) < size:
+        if size > self._max_bytes or len(data := self._answers.read(size)) < size:
             raise EOFError
         return data
 
-    def _why_ended(self) -> RenderFailed | _Lost:
+    def _explain_end(self) -> RenderFailed | _ProcessLost:
         try:
             status = self._popen.wait(ENDS_S)
         except subprocess.TimeoutExpired:
-            return _Lost("without a valid answer")
+            return _ProcessLost("it sent no valid answer")
         if status == -signal.SIGPROF:
-            return _failed("too_slow", f"the chat template took more than {self._limits.time_s:g} s of a processor")
+            return _failed("too_slow", f"the chat template used more than {self._limits.time_s:g} s of CPU time")
         if status == template_process.MEMORY_EXIT:
-            return _failed("memory", f"the chat template needed more than {self._limits.memory_bytes >> 20} MiB")
-        return _Lost(f"with the exit status {status}")
+            return _failed(
+                "memory", f"the chat template needed more than {self._limits.memory_bytes >> 20} MiB of memory"
+            )
+        return _ProcessLost(f"it exited with status {status}")
 
 
 def _end(owner: int, popen: subprocess.Popen[bytes], channel: socket.socket, answers: BinaryIO) -> None:
@@ -266,7 +269,7 @@ def _end(owner: int, popen: subprocess.Popen[bytes], channel: socket.socket, ans
 
 
 class HasTemplate(Protocol):
-    """The part of a Hugging Face tokenizer that has its chat template."""
+    """Part of a Hugging Face tokenizer that holds its chat template."""
 
     @property
     def chat_template(self) -> str | dict[str, str] | None: ...
@@ -276,13 +279,13 @@ class HasTemplate(Protocol):
 
 
 def template_of(tokenizer: HasTemplate, text: str | None = None) -> ChatTemplate:
-    """The chat template `text` of a user, or else that of the tokenizer, with the tokenizer's special tokens.
+    """Return the user's chat template `text`, or else the tokenizer's, with the tokenizer's special tokens.
 
-    Of a tokenizer with several templates it is the one for tools, also for rows without: a model should see one
-    format. Callers with the same template share its process.
+    If a tokenizer has several templates, the one for tools is used even for rows without tools, so that a model sees
+    one format. Callers with the same template share its process.
 
     Raises:
-        RenderFailed: It is too large.
+        RenderFailed: The template is too large.
         UserError: There is no template.
     """
     limits = FOLDERS_LIMITS if text is None else USERS_LIMITS

@@ -1,9 +1,9 @@
-"""The process that renders one chat template for its owner, `agent_rft.chat.template`.
+"""Process that renders one chat template for its parent process, `agent_rft.chat.template`.
 
-It is run by path, without site packages and with an empty environment, and can open no file once it has started. So it
-imports the standard library and Jinja only, all at its start. Messages on descriptor 0, a socket, are a length and
-JSON: first the template, then the values of each render. It ends with the socket, by SIGPROF when a message takes too
-much time of a processor, or with `MEMORY_EXIT`.
+It is run by path, without site packages and with an empty environment, and cannot open files once it has started. It
+therefore imports only the standard library and Jinja, all at startup. Messages on descriptor 0, a socket, are a length
+and JSON: first the template, then the values of each render. It exits when the socket is closed, by SIGPROF when a
+message takes too much CPU time, or with `MEMORY_EXIT`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
-import pprint  # noqa: F401 - Jinja imports this one, textwrap and its constants only when a template needs them
+import pprint  # noqa: F401 - Jinja imports pprint, textwrap and its constants only when a template needs them
 import resource
 import signal
 import sys
@@ -34,17 +34,17 @@ codecs.lookup("unicode_escape")  # loads the file that Jinja's lexer needs
 LENGTH_BYTES = 8
 MEMORY_EXIT = 77
 MAX_CHARS = 300
-"""Longest text of an error in an answer."""
+"""Maximum length of an error text in an answer."""
 
 
 class Raised(jinja2.TemplateError):
-    """The template called `raise_exception`."""
+    """Error of a template that called `raise_exception`."""
 
 
 class Generation(Extension):
-    """The tag `generation`, which marks what the model writes. It changes nothing in the text."""
+    """The tag `generation`, which marks the text that the model writes. It does not change the text."""
 
-    tags = {"generation"}  # noqa: RUF012 - so Jinja declares it
+    tags = {"generation"}  # noqa: RUF012 - Jinja declares it like this
 
     def parse(self, parser: Parser) -> Node:
         line = next(parser.stream).lineno
@@ -56,7 +56,7 @@ class Generation(Extension):
 
 
 def environment(now: datetime) -> ImmutableSandboxedEnvironment:
-    """The environment of transformers (`utils/chat_template_utils.py`), at a fixed time."""
+    """Return the Jinja environment of transformers (`utils/chat_template_utils.py`), with a fixed time."""
 
     def raise_exception(message: object) -> None:
         raise Raised(str(message))
@@ -74,11 +74,11 @@ def environment(now: datetime) -> ImmutableSandboxedEnvironment:
 
 
 class TooLarge(Exception):
-    """The text is larger than its limit."""
+    """The rendered text exceeds its limit."""
 
 
 class Worker:
-    """Compiles the template of the first message, and renders it with the values of each later one."""
+    """Compiler of the template in the first message, which renders it with the values of each later message."""
 
     def __init__(self, now: datetime, text_bytes: int) -> None:
         self._environment = environment(now)
@@ -96,7 +96,7 @@ class Worker:
                 answer = {"text": self._render(self._template, values)}
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001 - a template is its author's program
+        except Exception as error:  # noqa: BLE001 - a template is an untrusted program
             answer = failure(error, kind)
         return json.dumps(answer, ensure_ascii=False).encode(errors="replace")
 
@@ -106,12 +106,12 @@ class Worker:
             pieces.append(piece)
             size += len(piece.encode())
             if size > self._text_bytes:
-                raise TooLarge(f"the text has more than {self._text_bytes:,} bytes")
+                raise TooLarge(f"the rendered text has more than {self._text_bytes:,} bytes")
         return "".join(pieces)
 
 
 def failure(error: Exception, kind: str) -> dict[str, Any]:
-    """The answer for an error: its kind, what it says in one line, and the line of the template if that is known."""
+    """Return the answer for an error: its kind, its message on one line, and the line in the template if known."""
     text, line = str(error), line_of(error)
     if isinstance(error, jinja2.TemplateSyntaxError):
         text, line = str(error.message), error.lineno
@@ -120,14 +120,14 @@ def failure(error: Exception, kind: str) -> dict[str, Any]:
     elif isinstance(error, TooLarge):
         kind = "too_large"
     elif isinstance(error, RecursionError):
-        text = "it is nested too deeply, or calls itself without end"
+        text = "it is nested too deeply, or recurses infinitely"
     else:
         text = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else text[:MAX_CHARS]}"
     return {"kind": kind, "problem": " ".join(text[:MAX_CHARS].split()), "line": line}
 
 
 def line_of(error: Exception) -> int | None:
-    """The innermost line of the template in the traceback, which Jinja has translated."""
+    """Return the innermost template line in the traceback, which Jinja has translated; None: unknown."""
     line, entry = None, error.__traceback__
     while entry is not None:
         if entry.tb_frame.f_code.co_filename == "<template>":
@@ -137,7 +137,7 @@ def line_of(error: Exception) -> int | None:
 
 
 def limit(kind: int, value: int) -> None:
-    """Set a limit, but never above the current hard limit."""
+    """Set a resource limit, but never above the current hard limit."""
     hard = resource.getrlimit(kind)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(kind, (value, value))

@@ -1,4 +1,4 @@
-"""What users and operators may configure, and how a file becomes a validated model.
+"""Settings of users and operators, and the readers that turn their files into validated models.
 
-No torch, Ray or HTTP here: `agent-rft check` imports this room to report mistakes at once.
+Imports no torch, Ray or HTTP library, so that `agent-rft check` reports errors immediately.
 """

@@ -1,4 +1,4 @@
-"""Settings of experiment trackers: what a job names, in the form of OpenAI's API, and what the operator gives them."""
+"""Settings of experiment trackers: the trackers of a job, as in OpenAI's API, and the operator's URLs and keys."""
 
 from __future__ import annotations
 
@@ -14,94 +14,94 @@ Name = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 class IntegrationBase(Strict):
-    """Base class of the trackers of a job."""
+    """Base class of a job's experiment trackers."""
 
 
 class WandbSettings(IntegrationBase):
-    """Where a run is at Weights & Biases; OpenAI's settings."""
+    """Location and labels of a run at Weights & Biases, with OpenAI's names."""
 
     project: Name
-    """Where the run is listed; made if it does not exist."""
+    """Project of the run; created if it does not exist."""
     entity: Name | None = None
-    """The team or user that has the project; null: the default one of the operator's key."""
+    """Team or user that owns the project; null: the default entity of the operator's key."""
     name: Name | None = None
-    """The run's display name; null: the name of the run's folder, in the API the job's id."""
+    """Display name of the run; null: the name of the run folder or, in the API, the job's id."""
     tags: Annotated[tuple[Name, ...], Field(max_length=50)] = ()
-    """Labels by which runs are found there."""
+    """Tags of the run, for filtering."""
 
 
 class WandbIntegration(IntegrationBase):
-    """Weights & Biases."""
+    """The tracker Weights & Biases."""
 
     type: Literal["wandb"]
-    """A run at Weights & Biases; needs the extra `wandb` and the operator's `integrations.wandb`."""
+    """Records the run at Weights & Biases; needs the extra `wandb` and the operator's `integrations.wandb`."""
     wandb: WandbSettings
-    """Its project and names."""
+    """Project, names and tags of the run."""
 
 
 class MlflowSettings(IntegrationBase):
-    """Where a run is in MLflow."""
+    """Experiment and name of a run in MLflow."""
 
     experiment: Name = "agent-rft"
-    """The experiment of the run, which is made if there is none."""
+    """Experiment of the run; created if it does not exist."""
     name: Name | None = None
-    """The run's name; null: the name of the run's folder, in the API the job's id."""
+    """Name of the run; null: the name of the run folder or, in the API, the job's id."""
 
 
 class MlflowIntegration(IntegrationBase):
-    """MLflow."""
+    """The tracker MLflow."""
 
     type: Literal["mlflow"]
-    """A run in MLflow; needs the extra `mlflow` and the operator's `integrations.mlflow`."""
+    """Records the run in MLflow; needs the extra `mlflow` and the operator's `integrations.mlflow`."""
     mlflow: MlflowSettings = MlflowSettings()
-    """Its experiment and name."""
+    """Experiment and name of the run."""
 
 
 class TensorboardIntegration(IntegrationBase):
-    """TensorBoard's files."""
+    """The tracker TensorBoard."""
 
     type: Literal["tensorboard"]
-    """TensorBoard's files, in the folder `tensorboard` of the run; needs the extra `tensorboard`."""
+    """Writes TensorBoard files to `tensorboard` in the run folder; needs the extra `tensorboard`."""
 
 
 Integration = Annotated[WandbIntegration | MlflowIntegration | TensorboardIntegration, Field(discriminator="type")]
 
 
-def _one_of_a_type(named: tuple[Integration, ...]) -> tuple[Integration, ...]:
-    """Two of one type would share a run, or its files."""
-    types = [integration.type for integration in named]
-    if twice := sorted({kind for kind in types if types.count(kind) > 1}):
-        remedy = {"remedy": "name each tracker once", "types": ", ".join(twice)}
-        raise PydanticCustomError("duplicate_integration", "names more than once: {types}", remedy)
-    return named
+def _check_unique_types(trackers: tuple[Integration, ...]) -> tuple[Integration, ...]:
+    """Reject two trackers of one type, which would write to the same run or files."""
+    types = [integration.type for integration in trackers]
+    if duplicates := sorted({kind for kind in types if types.count(kind) > 1}):
+        remedy = {"remedy": "name each tracker once", "types": ", ".join(duplicates)}
+        raise PydanticCustomError("duplicate_integration", "contains a type more than once: {types}", remedy)
+    return trackers
 
 
-Integrations = Annotated[tuple[Integration, ...], Field(max_length=8), AfterValidator(_one_of_a_type)]
+Integrations = Annotated[tuple[Integration, ...], Field(max_length=8), AfterValidator(_check_unique_types)]
 
 
 class WandbAccess(Strict):
-    """How runs reach Weights & Biases."""
+    """Access of runs to Weights & Biases."""
 
     api_key: Key | None = None
-    """The key, written as `${NAME}`; null: only `offline` works."""
+    """API key, written as `${NAME}`; null: only `offline` works."""
     base_url: BaseUrl | None = None
-    """URL of a server of your own; null: that of Weights & Biases."""
+    """URL of your own server; null: the public Weights & Biases server."""
     offline: bool = False
-    """Send nothing: the files are written to the run's folder, and `wandb sync` uploads them later."""
+    """Write files to the run folder instead of sending them; `wandb sync` uploads them later."""
 
 
 class MlflowAccess(Strict):
-    """How runs reach MLflow."""
+    """Access of runs to MLflow."""
 
     tracking_uri: SecretText
-    """URI of the tracking server, such as `https://mlflow.example.com`, with credentials if it wants a name and a
-    password; or a database or folder, such as `sqlite:////data/mlflow.db`."""
+    """URI of the tracking server, such as `https://mlflow.example.com`, with user name and password if it requires
+    them; or of a database or folder, such as `sqlite:////data/mlflow.db`."""
     token: Key | None = None
-    """Token, sent as `Authorization: Bearer`, written as `${NAME}`; null: none is sent."""
+    """Token, written as `${NAME}` and sent as `Authorization: Bearer`; null: no token is sent."""
 
     @field_validator("tracking_uri")
     @classmethod
-    def _is_a_uri(cls, uri: SecretStr) -> SecretStr:
+    def _check_uri(cls, uri: SecretStr) -> SecretStr:
         try:
             urlsplit(uri.get_secret_value()).port  # noqa: B018 - reading the port checks it
         except ValueError:
@@ -110,9 +110,9 @@ class MlflowAccess(Strict):
 
 
 class IntegrationAccess(Strict):
-    """What trackers of jobs need. A job names a tracker; addresses and keys are the operator's."""
+    """Access of jobs to experiment trackers. A job only names a tracker; the operator sets its URL and key."""
 
     wandb: WandbAccess | None = None
-    """Weights & Biases; null: jobs cannot use it."""
+    """Access to Weights & Biases; null: jobs cannot use it."""
     mlflow: MlflowAccess | None = None
-    """MLflow; null: jobs cannot use it."""
+    """Access to MLflow; null: jobs cannot use it."""

@@ -1,4 +1,4 @@
-"""Reads a job from YAML or JSON and reports every mistake with its field and line."""
+"""Reader of a job from YAML or JSON, which reports every error with its field and line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from os.path import expanduser  # Path.expanduser raises where there is no home
+from os.path import expanduser  # Path.expanduser raises if there is no home folder
 from pathlib import Path
 from typing import Any
 
@@ -40,22 +40,22 @@ _KEY_OR_INDEX = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
 def load_job(path: Path, environment: Mapping[str, str] = os.environ) -> JobSpec:
-    """Read a job. `${NAME}` in any string is replaced by that environment variable, so secrets stay out of the file.
+    """Read a job. `${NAME}` in any string is replaced by that environment variable, so the file contains no secrets.
 
     Raises:
-        InvalidJob: The file has mistakes; the error lists all of them.
+        InvalidJob: The file has errors; the exception lists all of them.
     """
     job, problems = read_job(path, environment)
     if problems or job is None:
-        raise InvalidJob(f"{len(problems)} mistake{'s' * (len(problems) != 1)} in the job", problems)
+        raise InvalidJob(f"{len(problems)} error{'s' * (len(problems) != 1)} in the job", problems)
     return job
 
 
 def read_job(path: Path, environment: Mapping[str, str] = os.environ) -> tuple[JobSpec | None, list[Problem]]:
-    """Like `load_job`, but returns the problems.
+    """Read a job like `load_job`, but return the problems instead of raising them.
 
-    If there are problems, the job is what remains without the invalid parts (None if too little remains). It serves to
-    check the job's files and model in the same pass and must not be trained.
+    If there are problems, the returned job lacks its invalid parts; it is None if too little remains. It allows the
+    check to cover the job's files and model in the same pass and must not be trained.
     """
     source = read_source(path, "job")
     if isinstance(source, Problem):
@@ -67,17 +67,17 @@ def read_job(path: Path, environment: Mapping[str, str] = os.environ) -> tuple[J
 def load_accepted_job(
     path: Path, recorded: Mapping[str, Any], environment: Mapping[str, str] = os.environ
 ) -> tuple[JobSpec, list[str]]:
-    """Like `load_job`, for a run that is resumed; `recorded` is the job in its run folder.
+    """Read the job of a resumed run like `load_job`; `recorded` is the job in its run folder.
 
-    Values outside of today's bounds are kept, settings that no longer exist are left out, each with a warning.
+    Values outside the current bounds are kept, and settings that no longer exist are removed, each with a warning.
 
     Raises:
-        InvalidJob: The file has other mistakes.
+        InvalidJob: The file has other errors.
     """
     source = read_source(path, "job")
     if isinstance(source, ParsedFile) and isinstance(source.raw, dict):
-        raw, variables, problems = _filled_in(source, path.parent, environment)
-        _, found = validate(JobSpec, raw, source, variables, _truncated_sampling)
+        raw, variables, problems = _fill_in_source(source, path.parent, environment)
+        _, found = validate(JobSpec, raw, source, variables, _truncated_sampling_problem)
         kept = [(at, problem) for at, problem in found if problem.code in _BOUNDS]
         dropped = [(at, problem) for at, problem in found if problem.code == _UNKNOWN and has(recorded, at)]
         if found and len(kept) + len(dropped) == len(found) and not problems and not source.duplicates():
@@ -88,7 +88,7 @@ def load_accepted_job(
 
 
 def with_lines(path: Path, problems: Sequence[Problem]) -> list[Problem]:
-    """The same problems, each with the line of its field in the job file unless it already names a file."""
+    """Return the problems, each with the line of its field in the job file unless it already names a file."""
     source = read_source(path, "job")
     if isinstance(source, Problem):
         return list(problems)
@@ -108,17 +108,17 @@ def _parse(source: ParsedFile, base: Path, environment: Mapping[str, str]) -> tu
     if not isinstance(source.raw, dict):
         message, remedy = "must be a mapping of keys to values", "write `key: value` lines, such as `model: org/model`"
         return None, [Problem("job_shape", "job", message, remedy, source.file)]
-    raw, variables, problems = _filled_in(source, base, environment)
-    job, found = validate(JobSpec, raw, source, variables, _truncated_sampling)
+    raw, variables, problems = _fill_in_source(source, base, environment)
+    job, found = validate(JobSpec, raw, source, variables, _truncated_sampling_problem)
     problems += without_consequences(found, variables)
     invalid = [path for path, _ in variables.missing] + [path for path, _ in found]
-    return (_without(raw, invalid) if problems else job), problems
+    return (_drop_invalid(raw, invalid) if problems else job), problems
 
 
-def _filled_in(
+def _fill_in_source(
     source: ParsedFile, base: Path, environment: Mapping[str, str]
 ) -> tuple[dict[str, Any], Variables, list[Problem]]:
-    """The file's content with variables, absolute paths and the text of the template, and what of them is missing."""
+    """Return the file's content with variables, absolute paths and the template filled in, and the problems found."""
     raw, variables, problems = fill_in(source, environment)
     for name in FILES:
         if isinstance(raw.get(name), str):
@@ -126,7 +126,7 @@ def _filled_in(
     if isinstance(raw.get("model"), str):
         raw["model"] = expanduser(raw["model"])
         if (base / raw["model"]).is_dir():
-            # Links stay: a checkpoint's path goes through one that outlives the process that wrote it.
+            # Symbolic links are not resolved: a checkpoint's path contains one that outlives the process that wrote it.
             raw["model"] = os.path.abspath(base / raw["model"])
     match raw.get("model_options"):
         case {"chat_template": str(template)} as options:
@@ -138,7 +138,7 @@ def _filled_in(
     return raw, variables, problems
 
 
-def _truncated_sampling(path: KeyPath) -> tuple[str, str, str] | None:
+def _truncated_sampling_problem(path: KeyPath) -> tuple[str, str, str] | None:
     if not path or path[-1] not in _TRUNCATED_SAMPLING:
         return None
     code = "truncated_sampling"
@@ -146,12 +146,12 @@ def _truncated_sampling(path: KeyPath) -> tuple[str, str, str] | None:
     return code, "is not supported in training", remedy
 
 
-def _without(raw: Any, invalid: Sequence[KeyPath]) -> JobSpec | None:
-    """The job without its invalid parts, or None.
+def _drop_invalid(raw: Any, invalid: Sequence[KeyPath]) -> JobSpec | None:
+    """Return the job without its invalid parts; None if the rest is not a valid job.
 
-    An invalid grader and invalid tools are replaced by dummies, since their absence would be reported as further
-    problems. An invalid session, invalid guards and an invalid held-out grader are left out entirely, since the job is
-    valid without them but not without some of their keys.
+    An invalid grader and invalid tools are replaced by dummies, since missing ones would be reported as further
+    problems. An invalid session, guard list or held-out grader is removed completely: these are optional, but their
+    fields are not.
     """
     rest: Any = copy.deepcopy(raw)
     method = rest.get("method")

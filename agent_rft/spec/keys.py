@@ -1,4 +1,4 @@
-"""Keys and URLs that people set: without the white space around them, and checked without being shown."""
+"""Checks of API keys and other values from environment variables, which never print the value."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ KEY_REMEDY = "copy the key again, without quotes and line breaks"
 
 
 def variable(environment: Mapping[str, str], name: str) -> str | None:
-    """Return a variable without the white space around it, such as the line break of a file; None if it is empty."""
+    """Return an environment variable without white space around it, such as a line break; None if it is empty."""
     return environment.get(name, "").strip() or None
 
 
 def key_mistake(key: str) -> str | None:
-    """Return what is wrong with a key, as the rest of a sentence about it; None if it can be sent."""
+    """Return the problem with a key, as the predicate of a sentence; None if the key can be sent in a header."""
     if not key.isascii():
-        return "contains characters that no key has, such as curly quotes"
+        return "contains non-ASCII characters, such as curly quotes"
     if re.search(r"[\x00-\x20\x7f]", key):
-        return "contains a line break, a blank or a control character"
+        return "contains a line break, a space or a control character"
     if len(key) > 1 and key[0] == key[-1] and key[0] in "\"'`":
-        return "is in quotes"
+        return "is enclosed in quotes"
     return None

@@ -1,4 +1,4 @@
-"""Settings of a job's model: its form of conversations where detection fails, and LoRA adapters."""
+"""Settings of a job's model: its conversation format where detection fails, and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, StringConstraints, field_validator
 from agent_rft.spec.endpoints import Strict
 
 MAX_TEMPLATE_BYTES = 64_000
-"""Size of a chat template; the longest of public models have about 20 kB."""
+"""Maximum size of a chat template; the longest templates of public models have about 20 kB."""
 MAX_VALUE_CHARS = 4_000
 RENDERERS_OWN = frozenset(
     {
@@ -21,67 +21,67 @@ RENDERERS_OWN = frozenset(
         *("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"),
     }
 )
-"""Names that a template gets from the renderer, and those of what renders it."""
+"""Variables that the renderer sets for a template, and names of the renderer's own arguments."""
 _JINJA = re.compile(r"\{[{%]")
 
 Text = Annotated[str, Field(max_length=MAX_VALUE_CHARS)]
 
 
-def _own_names(arguments: dict[str, Any]) -> dict[str, Any]:
+def _check_argument_names(arguments: dict[str, Any]) -> dict[str, Any]:
     for name in arguments:
         if len(name) > 64 or not name.isidentifier():
             raise ValueError(f"{name[:64]!r} must be a name of at most 64 letters, digits and underscores")
         if name in RENDERERS_OWN:
-            raise ValueError(f"{name!r} is set by the renderer and must not be given")
+            raise ValueError(f"{name!r} is set by the renderer and must not be an argument")
     return arguments
 
 
 TemplateArguments = Annotated[
-    dict[str, Text | int | float | bool | None], Field(max_length=32), AfterValidator(_own_names)
+    dict[str, Text | int | float | bool | None], Field(max_length=32), AfterValidator(_check_argument_names)
 ]
 Parser = Annotated[str, Field(min_length=1, max_length=64)]
 StopTokens = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=64)], ...], Field(max_length=16)]
 
 
 class ModelOptions(Strict):
-    """How the model writes conversations; by default as its folder says and the check finds."""
+    """Format of the model's conversations; defaults come from the model's folder and the job check."""
 
     chat_template: str | None = None
-    """Template to render conversations with, in place of the model's own: the path of a Jinja file of at most 64 kB,
-    relative to the job file; null: the model's own. In the API: the template itself, never a path. Set it if the
-    model's own shows no tools or refuses them."""
+    """Chat template that replaces the model's own: the path of a Jinja file of at most 64 kB, relative to the job file;
+    null: the model's own. In the API: the template itself, never a path. Set it if the model's own template omits tools
+    or rejects them."""
     template_arguments: TemplateArguments = Field(default={})
-    """Arguments that the template reads, such as `enable_thinking: false`; at most 32 texts, numbers or booleans."""
+    """Arguments of the template, such as `enable_thinking: false`; at most 32 strings, numbers or booleans."""
     stop_tokens: StopTokens = ()
-    """Tokens of the vocabulary that end a turn, beside those that the model's folder and its family name; at most 16.
-    Set them if turns go on after the answer."""
+    """Additional tokens of the vocabulary that end a turn; the stop tokens of the model's folder and family always
+    apply. At most 16. Set them if turns continue after the answer."""
     tool_parser: Parser = "auto"
-    """What reads tool calls from sampled text: the name of one of vLLM's tool parsers, such as hermes (Qwen3),
-    llama3_json or mistral; auto: the first that reads the calls which the template writes."""
+    """Parser of tool calls in sampled text: one of vLLM's tool parsers, such as hermes (Qwen3), llama3_json or mistral;
+    auto: the first that parses the calls that the template renders."""
     tools_in_prompt: bool = True
-    """Whether the prompt must show the tools of a row. Set it to false for a model that needs no descriptions of its
-    tools, because it was trained on them; a template that shows no tools is then accepted."""
+    """Whether the prompt must contain a row's tools. Set it to false for a model that was trained on its tools and
+    needs no descriptions; a template that omits tools is then accepted."""
 
     @field_validator("chat_template")
     @classmethod
-    def _is_a_template(cls, text: str | None) -> str | None:
+    def _check_template(cls, text: str | None) -> str | None:
         if text is not None and len(text.encode()) > MAX_TEMPLATE_BYTES:
             raise ValueError(f"must have at most {MAX_TEMPLATE_BYTES:,} bytes")
         if text is not None and not is_template(text):
-            raise ValueError("must be the text of a Jinja template, which has {{ ... }} or {% ... %}")
+            raise ValueError("must be the text of a Jinja template, which contains {{ ... }} or {% ... %}")
         return text
 
 
 def is_template(text: str) -> bool:
-    """Whether this is the text of a Jinja template rather than, for example, its path."""
+    """Whether this is the text of a Jinja template and not, for example, a path."""
     return _JINJA.search(text) is not None
 
 
 def read_template(path: Path) -> str:
-    """The text of a chat template's file.
+    """Return the text of a chat template file.
 
     Raises:
-        ValueError: It cannot be read, is not UTF-8 or is too large; says which.
+        ValueError: The file cannot be read, is not UTF-8 or is too large; the message gives the reason.
     """
     try:
         with path.open("rb") as file:
@@ -102,21 +102,22 @@ ModuleName = Annotated[str, StringConstraints(pattern=r"^\w+(\.\w+)*$", max_leng
 
 
 class LoraSpec(Strict):
-    """LoRA (Hu et al. 2021): the model's weights stay, and small matrices beside them are trained.
+    """LoRA adapter (Hu et al. 2021): the model's weights are frozen, and small matrices added to them are trained.
 
-    A weight W becomes W + alpha / rank x B A, where A has `rank` rows and B, `rank` columns, begins at 0.
+    A weight W becomes W + alpha / rank x B A, where A has `rank` rows and B, with `rank` columns, is initialized to 0.
     """
 
     rank: Annotated[int, Field(ge=1, le=512)] = 32
-    """Rows of A: how much an adapter can learn, and its size in proportion. Reinforcement needs little, 8 to 32; raise
-    it for supervised training on many rows."""
+    """Rows of A, which determine how much an adapter can learn and, in proportion, its size. Reinforcement needs few, 8
+    to 32; raise it for supervised training on many rows."""
     alpha: Annotated[float, Field(gt=0, le=65_536)] = 32.0
-    """Scale of what is learned. At the default the best learning rate hardly depends on the rank, so leave it."""
+    """Scale of the adapter's update. At the default, the best learning rate is almost independent of the rank, so leave
+    it."""
     targets: Literal["all-linear"] | Annotated[tuple[ModuleName, ...], Field(min_length=1, max_length=64)] = (
         "all-linear"
     )
-    """Which weights are adapted: all-linear (each linear layer but the output head) or a list of names of layers, such
-    as `q_proj` or `layers.0.mlp.up_proj`. Attention alone learns less (Schulman et al. 2025)."""
+    """Weights to adapt: all-linear (every linear layer except the output head) or a list of layer names, such as
+    `q_proj` or `layers.0.mlp.up_proj`. Adapting attention only learns less (Schulman et al. 2025)."""
 
     def __str__(self) -> str:
         return f"rank {self.rank}, alpha {self.alpha:g}, targets {', '.join(self.names)}"

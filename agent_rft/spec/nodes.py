@@ -1,4 +1,4 @@
-"""A list of nodes: those of a planned cluster, or those that an operator's cluster may have."""
+"""Lists of nodes: the nodes of a planned cluster, or all nodes that an operator's cluster can have."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ GibiBytes = Annotated[float, Field(gt=0)]
 
 
 class NodeGroup(Strict):
-    """Equal machines."""
+    """A group of equal nodes."""
 
     name: str
-    """Name of the node in the plan; nodes of a group of several are numbered: `gpu-0`, `gpu-1`."""
+    """Name of the node in the plan; in a group of several, nodes are numbered: `gpu-0`, `gpu-1`."""
     count: Annotated[int, Field(ge=1, le=MAX_NODES)] = 1
-    """How many nodes like this there are."""
+    """Number of nodes in the group."""
     cores: Annotated[float, Field(ge=0)]
     """CPU cores that each node offers to Ray."""
     gpus: Annotated[int, Field(ge=0)] = 0
@@ -38,7 +38,7 @@ class NodeGroup(Strict):
 
     @property
     def node_names(self) -> list[str]:
-        """The name of each node."""
+        """Names of all nodes of the group."""
         return [self.name] if self.count == 1 else [f"{self.name}-{i}" for i in range(self.count)]
 
 
@@ -47,16 +47,16 @@ def _check_names(nodes: tuple[NodeGroup, ...]) -> tuple[NodeGroup, ...]:
         raise ValueError(f"there are {count:,} nodes; use at most {MAX_NODES:,}")
     names = Counter(name for group in nodes for name in group.node_names)
     if duplicated := sorted(name for name, times in names.items() if times > 1):
-        raise ValueError(f"the names {duplicated} are duplicated; give each node its own name")
+        raise ValueError(f"the names {duplicated} are duplicated; give each node a unique name")
     return nodes
 
 
 NodeGroups = Annotated[tuple[NodeGroup, ...], AfterValidator(_check_names)]
-"""Groups of equal nodes, each node with its own name."""
+"""Groups of equal nodes; every node name is unique."""
 
 
 class NodesFile(Strict):
     """The nodes of a planned cluster, for `agent-rft plan --cluster`."""
 
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1), AfterValidator(_check_names)]
-    """The nodes of the cluster, in groups of equal ones."""
+    """Nodes of the cluster, in groups of equal nodes."""

@@ -1,4 +1,4 @@
-"""What a learner rank on a GPU can keep in its node's memory. Without pydantic, which a machine with a GPU may lack."""
+"""Learner state that can be offloaded from a GPU to its node's memory. Needs no pydantic, which GPU nodes may lack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How `auto` is resolved: a job's numbers from those of its rows and of its model's parameters."""
+"""Step plan of a job: its numbers, with each `auto` resolved from the rows and the model's parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agent_rft.spec.job import Auto, CommonHyperparameters, JobSpec
 Count = Annotated[int, Field(ge=1)]
 MethodType = Literal["reinforcement", "supervised"]
 USUAL_BATCH, USUAL_ROWS = 16, 320
-"""Rows per step, and of all epochs together, of a job that sets neither."""
+"""Default rows per step, and default rows over all epochs."""
 GROUP_SIZE = 8
 """Rollouts per row with a `compute_multiplier` of 1."""
 THINKING_TOKENS = {"default": None, "low": 512, "medium": 2048, "high": 8192}
@@ -23,12 +23,12 @@ REFERENCE_PARAMETERS = 8e9
 REFERENCE_RATES: Mapping[MethodType, float] = {"reinforcement": 1e-6, "supervised": 1e-5}
 """Learning rates of full fine-tuning at REFERENCE_PARAMETERS."""
 LORA_FACTOR = 10
-"""How much larger the best learning rate of LoRA is than that of full fine-tuning, at any rank and for both methods
-(Schulman et al. 2025, "LoRA Without Regret", Thinking Machines; with their alpha, 32)."""
+"""Ratio of LoRA's best learning rate to the best rate of full fine-tuning, for any rank and both methods (Schulman et
+al. 2025, "LoRA Without Regret", Thinking Machines; with their alpha, 32)."""
 
 
 class Plan(Strict):
-    """The resolved numbers of a job; printed before the start and kept in the run folder."""
+    """Resolved numbers of a job; printed before the start and recorded in the run folder."""
 
     num_rows: Count
     """Rows of the training file."""
@@ -39,7 +39,7 @@ class Plan(Strict):
     group_size: Count
     """Rollouts per row; 1 for supervised jobs."""
     steps: Count
-    """Training steps in all."""
+    """Total number of training steps."""
     eval_interval: Count
     """Steps between validations."""
     eval_samples: Count
@@ -49,7 +49,7 @@ class Plan(Strict):
     learning_rate: Annotated[float, Field(gt=0)]
     """Learning rate after the warm-up, multiplier included."""
     max_thinking_tokens: Count | None
-    """Most thinking tokens per turn; None: no limit."""
+    """Maximum number of reasoning tokens per turn; None: no limit."""
 
     @property
     def rollouts_per_step(self) -> int:
@@ -57,30 +57,30 @@ class Plan(Strict):
 
 
 def auto_learning_rate(method: MethodType, num_parameters: int, *, lora: bool = False) -> float:
-    """The base learning rate, for AdamW: REFERENCE_RATES x sqrt(8e9 / parameters), two digits; LoRA: LORA_FACTOR times.
+    """Return AdamW's base learning rate: REFERENCE_RATES x sqrt(8e9 / parameters), two digits; LoRA: times LORA_FACTOR.
 
-    Sources. Adam's best rate falls with the width of the layers (Yang et al. 2022, Tensor Programs V), so at a given
-    depth with the square root of the number of parameters, which is also the rule of Thinking Machines' cookbook
-    (hyperparam_utils.get_full_finetune_lr_multiplier). Reinforcement of models of 1.5 to 32 billion parameters is
-    published at 5e-7 to 2e-6 (DAPO and Open-Reasoner-Zero: 1e-6), supervised fine-tuning of 7 to 8 billion at 5e-6 to
-    2e-5 (Tulu 3: 5e-6; Alpaca: 2e-5).
+    Sources: Adam's best rate falls with the width of the layers (Yang et al. 2022, Tensor Programs V). At a given
+    depth, it therefore falls with the square root of the number of parameters, as in Thinking Machines' cookbook
+    (hyperparam_utils.get_full_finetune_lr_multiplier). Published rates for reinforcement of 1.5 to 32 billion
+    parameters are 5e-7 to 2e-6 (DAPO and Open-Reasoner-Zero: 1e-6). For supervised fine-tuning of 7 to 8 billion they
+    are 5e-6 to 2e-5 (Tulu 3: 5e-6; Alpaca: 2e-5).
     """
     rate = REFERENCE_RATES[method] * math.sqrt(REFERENCE_PARAMETERS / num_parameters)
     return float(f"{rate * (LORA_FACTOR if lora else 1):.2g}")
 
 
 def resolve(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[Plan, tuple[SettingChosen, ...]]:
-    """Resolve every `auto` of a job whose training file has `num_rows` rows, and say what was chosen.
+    """Resolve every `auto` of a job whose training file has `num_rows` rows, and return the plan and the chosen values.
 
-    batch_size = min(16, rows); n_epochs = max(1, round(320 / rows)); compute_multiplier = 16 / rows, within 1 and 2;
-    learning_rate_multiplier = 1; eval_interval = max(1, steps // 4); eval_samples = 1. Derived: group_size =
-    max(2, round(8 x compute_multiplier)), or 1 for supervised jobs; steps = ceil(rows x epochs / batch_size). Batches
-    cross epoch boundaries, so a batch may be larger than the file.
+    batch_size = min(16, rows); n_epochs = max(1, round(320 / rows)); compute_multiplier = 16 / rows, clipped to [1, 2];
+    learning_rate_multiplier = 1; eval_interval = max(1, steps // 4); eval_samples = 1. Derived: group_size = max(2,
+    round(8 x compute_multiplier)), or 1 for supervised jobs; steps = ceil(rows x epochs / batch_size). Batches cross
+    epoch boundaries, so a batch may be larger than the file.
     """
     choices: list[SettingChosen] = []
 
     def number(setting: str, given: float | Auto, auto: float, why: str) -> float:
-        """Return the value of a setting, and add it to the choices if it was auto."""
+        """Return the value of a setting; if it was auto, record the choice."""
         if given != "auto":
             return given
         choices.append(SettingChosen(setting=setting, value=auto, why=why))

@@ -1,6 +1,6 @@
-"""Reads YAML and JSON files into pydantic models and reports every mistake with its field and line.
+"""Reader of YAML and JSON files into pydantic models, which reports every error with its field and line.
 
-Values that come from the environment (`${NAME}`) are secrets: no message shows one. A mistake reads
+Values from the environment (`${NAME}`) are secrets: no message contains one. A problem is printed as
 
     method.reinforcement.limits.max_tool_cals (job.yaml:12): unknown key [invalid_extra_forbidden]
         -> did you mean 'max_tool_calls'?
@@ -25,24 +25,25 @@ from agent_rft.errors import Problem
 
 M = TypeVar("M", bound=BaseModel)
 KeyPath = tuple[str | int, ...]
-"""The location of a value in a file: keys and indices from the root."""
+"""Location of a value in a file: keys and indices from the root."""
 KnownMistake = Callable[[KeyPath], tuple[str, str, str] | None]
-"""Code, message and remedy for a mistake at this path that deserves better than pydantic's words, or None."""
+"""Function that returns code, message and remedy for an error at a path, to replace pydantic's message; None: keep
+it."""
 
 MAX_MISTAKES = 200
-"""Mistakes that are reported, and keys beside a missing one that are taken for a misspelling of it."""
+"""Maximum number of reported errors, and of unknown keys that are compared with a missing key."""
 WITH_NULLS = ("response_format", "template_arguments")
-"""Keys of JSON schemas and of values in which null is a value."""
+"""Keys of JSON schemas and arguments, in which null is a value."""
 MAX_SHOWN_CHARS = 1_000
-"""Longer values are not part of messages."""
+"""Maximum length of a value that is included in a message."""
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _ANY = "*"
-"""Any index of a list."""
+"""Placeholder for any index of a list."""
 _MIN_SIMILARITY = 0.75
-"""From this difflib ratio on, an unknown key counts as a misspelling of a known one."""
+"""difflib ratio from which an unknown key counts as a misspelling of a known one."""
 _SECRETS = {"headers", "api_key", "signing_secret", "token", "tracking_uri"}
-_OF_KEYS = {"invalid_extra_forbidden", "truncated_sampling"}
-"""Mistakes of a key, whatever its value is."""
+_KEY_CODES = {"invalid_extra_forbidden", "truncated_sampling"}
+"""Codes of errors in a key, whatever its value is."""
 _EXPECTED = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
@@ -58,14 +59,14 @@ _EXPECTED = {
     "string_type": "a string",
     "tuple_type": "a list",
 }
-"""What a value must be, by pydantic's type of the error; pydantic's own words speak of Python's types."""
+"""Expected value by pydantic error type. It replaces pydantic's message, which uses Python's type names."""
 _INPUT_SHOULD_BE = "Input should be "
 _SHOULD_HAVE = re.compile(r"\w+ should have (at \w+ \d+ \w+).*")
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedFile:
-    """A parsed file. `root` is the name for the whole file in messages: job, config."""
+    """A parsed file. `root` names the complete file in messages: job or config."""
 
     root: str
     raw: Any
@@ -76,7 +77,7 @@ class ParsedFile:
         return Problem(code, field_name(path) or self.root, message, remedy, self.file, self.lines.of(path))
 
     def duplicates(self) -> list[Problem]:
-        """A problem for each duplicated key, which a parser would silently resolve to the last value."""
+        """Return a problem for each duplicated key, which a parser would silently resolve to the last value."""
         return [
             Problem("duplicate_key", field_name(path), "duplicate key", "remove all but one", self.file, line)
             for path, line in self.lines.duplicates()
@@ -84,7 +85,7 @@ class ParsedFile:
 
 
 def read_source(path: Path, root: str) -> ParsedFile | Problem:
-    """The parsed file, or the problem that prevents it."""
+    """Return the parsed file, or the problem that prevents parsing it."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -95,7 +96,7 @@ def read_source(path: Path, root: str) -> ParsedFile | Problem:
         raw = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
         return ParsedFile(root, raw, Lines(yaml.compose(text, yaml.SafeLoader)), str(path))
     except (json.JSONDecodeError, yaml.YAMLError) as error:
-        # Not str(error): PyYAML quotes the line, which may contain a secret.
+        # str(error) would quote the line, which may contain a secret.
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark is not None else getattr(error, "lineno", None)
         why = getattr(error, "problem", None) or getattr(error, "msg", None) or "it is not valid YAML"
@@ -105,7 +106,7 @@ def read_source(path: Path, root: str) -> ParsedFile | Problem:
 
 
 def fill_in(source: ParsedFile, environment: Mapping[str, str]) -> tuple[Any, Variables, list[Problem]]:
-    """The file's content with `${NAME}` replaced, and a problem for each variable that is not set, at its first use."""
+    """Return the file's content with `${NAME}` replaced, and a problem at the first use of each missing variable."""
     variables = Variables(environment)
     raw = variables.fill_in(source.raw, ())
     places: dict[str, list[KeyPath]] = {}
@@ -113,7 +114,7 @@ def fill_in(source: ParsedFile, environment: Mapping[str, str]) -> tuple[Any, Va
         places.setdefault(name, []).append(path)
     problems = []
     for name, (first, *others) in places.items():
-        also = f", needed {len(others) + 1} times" if others else ""
+        also = f", but used {len(others) + 1} times" if others else ""
         message = f"the environment variable {name} is not set{also}"
         problems.append(source.problem("missing_variable", first, message, f"run `export {name}=...` first"))
     return raw, variables, problems
@@ -122,7 +123,7 @@ def fill_in(source: ParsedFile, environment: Mapping[str, str]) -> tuple[Any, Va
 def validate(
     model: type[M], raw: Any, source: ParsedFile, variables: Variables, known: KnownMistake = lambda path: None
 ) -> tuple[M | None, list[tuple[KeyPath, Problem]]]:
-    """The model, or the path of each invalid value in `raw` with its problem."""
+    """Return the model, or the path and problem of each invalid value in `raw`."""
     try:
         return model.model_validate(raw), []
     except ValidationError as error:
@@ -132,15 +133,15 @@ def validate(
             found.setdefault(path, []).append(item)
         for path in [path for path, items in found.items() if items[0]["type"] == "too_short"]:
             if any(other[: len(path)] == path for other in found if other != path):
-                del found[path]  # it has enough items, but some are invalid
+                del found[path]  # the list has enough items, but some are invalid
         keys = _keys(model)
         return None, [(at, _problem(items, at, source, variables, known, keys)) for at, items in found.items()]
 
 
 def without_consequences(found: Sequence[tuple[KeyPath, Problem]], variables: Variables) -> list[Problem]:
-    """The problems but for those with values that are empty since their variable is not set."""
+    """Return the problems, except for values that are empty because their variable is not set."""
     empty = {path for path, _ in variables.missing}
-    return [problem for path, problem in found if path not in empty or problem.code in _OF_KEYS]
+    return [problem for path, problem in found if path not in empty or problem.code in _KEY_CODES]
 
 
 @functools.cache
@@ -149,7 +150,7 @@ def _keys(model: type[BaseModel]) -> Keys:
 
 
 def without_nulls(value: Any, *, key: str = "") -> Any:
-    """Without keys whose value is null, which clients send for omitted fields, except below WITH_NULLS."""
+    """Remove keys whose value is null, which clients send for omitted fields, except below WITH_NULLS."""
     if key in WITH_NULLS:
         return value
     if isinstance(value, dict):
@@ -162,7 +163,7 @@ def without_nulls(value: Any, *, key: str = "") -> Any:
 def _problem(
     errors: list[Any], path: KeyPath, source: ParsedFile, variables: Variables, known: KnownMistake, keys: Keys
 ) -> Problem:
-    """The problem with one value. `errors` has an entry for each type that the value could have had."""
+    """Return the problem with one value. `errors` has an entry for each type that the value could have had."""
     mistake = known(path)
     if mistake is not None:
         code, message, remedy = mistake
@@ -191,7 +192,7 @@ def _problem(
 
 
 def _requirement(error: Any) -> str:
-    """What one of pydantic's errors says that the value must be."""
+    """Return the requirement on a value that one of pydantic's errors describes."""
     message: str = error["msg"].removeprefix("Value error, ")
     if error["type"] in _EXPECTED:
         return f"must be {_EXPECTED[error['type']]}"
@@ -201,7 +202,7 @@ def _requirement(error: Any) -> str:
 
 
 def key_path_of(loc: Sequence[str | int], raw: Any, *, missing: bool) -> KeyPath:
-    """Pydantic's location without the names of union members, which are not keys of the file."""
+    """Return pydantic's location without the names of union members, which are not keys of the file."""
     path: list[str | int] = []
     for part in loc:
         is_index = isinstance(raw, list) and isinstance(part, int) and part in range(len(raw))
@@ -212,7 +213,7 @@ def key_path_of(loc: Sequence[str | int], raw: Any, *, missing: bool) -> KeyPath
 
 
 class Keys:
-    """All keys of a model by the path of their mapping, to suggest the right one for an unknown or missing key."""
+    """All keys of a model by the path of their mapping, to suggest the right key for an unknown or missing one."""
 
     def __init__(self, model: type[BaseModel]) -> None:
         self._schema = model.model_json_schema()
@@ -220,7 +221,7 @@ class Keys:
         self._visit(self._schema, (), ())
 
     def instead_of(self, path: KeyPath) -> str:
-        """The remedy for an unknown key."""
+        """Return the remedy for an unknown key."""
         (*parent, key), parents = _pattern(path), _pattern(path[:-1])
         near = get_close_matches(str(key), self._known.get(tuple(parent), ()), 1, _MIN_SIMILARITY)
         if near:
@@ -232,7 +233,7 @@ class Keys:
         return "remove it or check its spelling"
 
     def missing(self, path: KeyPath, beside: Any) -> str:
-        """The remedy for a key that is missing from the mapping `beside`."""
+        """Return the remedy for a key that is missing from the mapping `beside`."""
         if isinstance(path[-1], int):
             return "add the item"
         known = self._known.get(_pattern(path[:-1]), set())
@@ -261,12 +262,12 @@ def _pattern(path: KeyPath) -> KeyPath:
 
 
 def field_name(path: KeyPath) -> str:
-    """The path as users read it, such as `tools[0].server_url`; empty for the root."""
+    """Return a path as users write it, such as `tools[0].server_url`; empty for the root."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
 
 
 class Variables:
-    """Replaces `${NAME}` by environment variables and records which were used and which are not set."""
+    """Replacement of `${NAME}` by environment variables, with a record of used and missing variables."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
@@ -274,16 +275,16 @@ class Variables:
         self.missing: list[tuple[KeyPath, str]] = []
 
     def fill_in(self, value: Any, path: KeyPath) -> Any:
-        """`value`, which is at `path` in its file, with all variables replaced."""
+        """Return `value`, which is at `path` in its file, with all variables replaced."""
         if isinstance(value, dict):
             return {key: self.fill_in(inner, (*path, key)) for key, inner in value.items()}
         if isinstance(value, list):
             return [self.fill_in(inner, (*path, i)) for i, inner in enumerate(value)]
         if not isinstance(value, str):
             return value
-        return _VARIABLE.sub(lambda match: self._look_up(match[1], path), value)
+        return _VARIABLE.sub(lambda match: self._read_variable(match[1], path), value)
 
-    def _look_up(self, name: str, path: KeyPath) -> str:
+    def _read_variable(self, name: str, path: KeyPath) -> str:
         if name not in self._environment:
             self.missing.append((path, name))
             return ""
@@ -291,7 +292,7 @@ class Variables:
         return self._used[name]
 
     def hide(self, text: str) -> str:
-        """`text` with the values of variables replaced by their names."""
+        """Return `text` with the values of variables replaced by their names."""
         for name, value in self._used.items():
             text = text.replace(value, f"${{{name}}}") if value else text
         return text
@@ -304,7 +305,7 @@ class Lines:
         self._root = root
 
     def of(self, path: KeyPath) -> int | None:
-        """The line of the deepest part of `path` that exists in the document; None if not even the first part does."""
+        """Return the line of the deepest existing part of `path`; None if the document lacks its first part."""
         node, line = self._root, None
         for part in path:
             found = next((pair for pair in _children(node) if pair[0] == part), None)
@@ -314,7 +315,7 @@ class Lines:
         return line
 
     def duplicates(self) -> list[tuple[KeyPath, int]]:
-        """Path and line of each repeated key of a mapping."""
+        """Return the path and line of each duplicated key."""
         found: list[tuple[KeyPath, int]] = []
 
         def visit(node: yaml.Node | None, path: KeyPath) -> None:
@@ -330,7 +331,7 @@ class Lines:
 
 
 def _children(node: yaml.Node | None) -> Iterator[tuple[str | int, int, yaml.Node]]:
-    """(key or index, line, value) of each child."""
+    """Yield (key or index, line, value) of each child."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             yield str(key.value), key.start_mark.line + 1, value
@@ -347,4 +348,4 @@ REMOVED_SETTINGS: Mapping[str, str] = {
     "dispatchers": "their number follows from the engines' sequences and the tools' max_concurrency",
     "straggler_quorum": "the quorum is always 0.75",
 }
-"""What holds instead of each setting, by the setting's name. No current setting of a job has one of these names."""
+"""Current behavior in place of each removed setting, by its name. No current job setting has one of these names."""

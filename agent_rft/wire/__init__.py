@@ -1,1 +1,1 @@
-"""Chat completions, responses, streams and errors as clients send and get them: plain data without a server."""
+"""Wire format of chat completions, responses, streams and errors: plain data, independent of a server."""

@@ -1,6 +1,6 @@
 """Requests of chat completions, validated before any engine is called.
 
-OpenAI's keys that have no meaning here (`store`, `user`, ...) are accepted but ignored; other unknown keys are refused.
+OpenAI's keys without a meaning here (`store`, `user`, ...) are accepted but ignored; other unknown keys are rejected.
 `null` means the same as an absent key.
 """
 
@@ -44,27 +44,27 @@ class RequestPart(BaseModel):
 
 
 class ContentPart(RequestPart):
-    """One part of a content list: text, the only kind of content that is supported."""
+    """One part of a content list. Only text is supported."""
 
     type: Literal["text", "input_text", "output_text", "refusal"]
     text: str | None = None
     refusal: str | None = None
 
     @model_validator(mode="after")
-    def _has_text(self) -> ContentPart:
+    def _check_text(self) -> ContentPart:
         if self.text is None and self.refusal is None:
-            raise ValueError("the part has no text")
+            raise ValueError("the content part has no text")
         return self
 
 
-def _text_of(value: str | list[ContentPart] | None) -> str | None:
+def _join_parts(value: str | list[ContentPart] | None) -> str | None:
     if value is None or isinstance(value, str):
         return value
     return "\n".join(part.text if part.text is not None else part.refusal or "" for part in value)
 
 
 def text_or_list(value: Any) -> str:
-    """Returns which form was sent, so that errors are reported for that form only."""
+    """Return which type was sent, so that errors are reported for that type only."""
     return "list" if isinstance(value, list) else "text"
 
 
@@ -73,12 +73,12 @@ Parts = Annotated[
         Annotated[str, Tag("text")] | Annotated[list[ContentPart], Tag("list")],
         Discriminator(text_or_list),
     ],
-    AfterValidator(_text_of),
+    AfterValidator(_join_parts),
 ]
-"""Text, or a list of text parts, which is joined to one text."""
+"""A string, or a list of text parts, which are joined to one string."""
 
 
-def _kind_of(message: Any) -> str:
+def _message_kind(message: Any) -> str:
     role = message.get("role") if isinstance(message, dict) else getattr(message, "role", None)
     return role if role in ("assistant", "tool") else "plain"
 
@@ -98,7 +98,7 @@ Arguments = Annotated[str, BeforeValidator(_arguments)]
 class CalledFunction(RequestPart):
     name: Annotated[str, Field(min_length=1)]
     arguments: Arguments = "{}"
-    """A JSON object as text; null and blank text mean `{}`."""
+    """JSON object as a string; null and blank strings mean `{}`."""
 
 
 class Call(RequestPart):
@@ -110,14 +110,14 @@ class Call(RequestPart):
 class AssistantMessage(RequestPart):
     role: Literal["assistant"]
     content: Parts | None = None
-    """May be left out if there are `tool_calls`."""
+    """May be omitted if there are `tool_calls`."""
     refusal: str | None = None
     reasoning: str | None = None
-    """Thoughts of an earlier answer, echoed."""
+    """Reasoning of an earlier answer, sent back by the client."""
     tool_calls: list[Call] | None = None
 
     @model_validator(mode="after")
-    def _is_not_empty(self) -> AssistantMessage:
+    def _check_not_empty(self) -> AssistantMessage:
         if self.content is None and not self.tool_calls and self.refusal is None:
             raise ValueError("content is missing: it may be omitted only if there are tool_calls")
         return self
@@ -126,7 +126,7 @@ class AssistantMessage(RequestPart):
 class ToolMessage(RequestPart):
     role: Literal["tool"]
     content: Parts
-    """The result of the call."""
+    """Result of the call."""
     tool_call_id: Annotated[str, Field(min_length=1)]
     """The `id` of a call in the preceding assistant message."""
 
@@ -135,15 +135,15 @@ ChatMessage = Annotated[
     Annotated[PlainMessage, Tag("plain")]
     | Annotated[AssistantMessage, Tag("assistant")]
     | Annotated[ToolMessage, Tag("tool")],
-    Discriminator(_kind_of),
+    Discriminator(_message_kind),
 ]
 
 
-def _checked_form(schema: dict[str, Any]) -> dict[str, Any]:
+def _check_tool_schema(schema: dict[str, Any]) -> dict[str, Any]:
     return _refuse(schema, form_mistake(schema))
 
 
-def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
+def _check_grammar_schema(schema: dict[str, Any]) -> dict[str, Any]:
     return _refuse(schema, schema_mistake(schema, grammar=True))
 
 
@@ -153,25 +153,25 @@ def _refuse(schema: dict[str, Any], mistake: SchemaMistake | None) -> dict[str, 
     return schema
 
 
-JsonSchema = Annotated[dict[str, Any], AfterValidator(_checked_form)]
-"""The schema of a tool. Calls are not validated here, so its patterns are not compiled."""
-GrammarSchema = Annotated[dict[str, Any], AfterValidator(_checked_schema)]
-"""The schema of an answer, to which decoding is constrained."""
+JsonSchema = Annotated[dict[str, Any], AfterValidator(_check_tool_schema)]
+"""Schema of a tool. Calls are not validated here, so its patterns are not compiled."""
+GrammarSchema = Annotated[dict[str, Any], AfterValidator(_check_grammar_schema)]
+"""Schema of an answer, to which decoding is constrained."""
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 
 class Function(RequestPart):
-    """A tool as the model sees it; additional keys are kept, as in training."""
+    """A tool as the model sees it; extra fields are kept, as in training."""
 
     model_config = ConfigDict(extra="allow")
 
     name: FunctionName
     description: str | None = None
-    """What the function does, for the model."""
+    """Description of the function for the model."""
     parameters: JsonSchema | None = None
     """JSON schema of the arguments."""
     strict: bool | None = None
-    """Accepted as in OpenAI's API."""
+    """Accepted for compatibility with OpenAI's API."""
 
 
 class Tool(RequestPart):
@@ -194,9 +194,9 @@ class NamedSchema(RequestPart):
     name: str = "response"
     description: str | None = None
     strict: bool | None = None
-    """Accepted as in OpenAI's API; decoding is always constrained to the schema."""
+    """Accepted for compatibility with OpenAI's API; decoding is always constrained to the schema."""
     schema_: Annotated[GrammarSchema, Field(alias="schema")]
-    """JSON schema of the answer; references must stay within it."""
+    """JSON schema of the answer; references must not point outside it."""
 
 
 class ResponseFormat(RequestPart):
@@ -204,7 +204,7 @@ class ResponseFormat(RequestPart):
     json_schema: NamedSchema | None = None
 
     @model_validator(mode="after")
-    def _has_schema(self) -> ResponseFormat:
+    def _check_schema(self) -> ResponseFormat:
         if self.type == "json_schema" and self.json_schema is None:
             raise ValueError("json_schema is missing")
         return self
@@ -212,7 +212,7 @@ class ResponseFormat(RequestPart):
 
 class StreamOptions(RequestPart):
     include_usage: bool | None = None
-    """Send the numbers of tokens in a last chunk."""
+    """Send the token counts in a final chunk."""
 
 
 def check_unique_names(tools: list[Tool]) -> list[Tool]:
@@ -223,33 +223,34 @@ def check_unique_names(tools: list[Tool]) -> list[Tool]:
 
 
 class Sampling(RequestPart):
-    """The keys that chat completions and responses share."""
+    """Keys that chat completions and responses share."""
 
     model_config = ConfigDict(extra="forbid")
 
     model: Annotated[str, Field(min_length=1)]
-    """Id of a base model, a tuned model or a checkpoint, see GET /models."""
+    """Id of a base model, a tuned model or a checkpoint; see GET /models."""
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
-    """Sampling temperature; by default that of the model's training."""
+    """Sampling temperature; by default the temperature of the model's training."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Sample from the most likely tokens that have this probability together; by default from all."""
+    """Sample only from the most likely tokens whose probabilities add up to this; by default from all tokens."""
     top_k: Annotated[int, Field(ge=0)] | None = None
-    """Sample from this many most likely tokens; 0: from all. An extension of OpenAI's API."""
+    """Sample only from this many most likely tokens; 0: from all. An extension of OpenAI's API."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Sample from tokens at least this probable, relative to the most likely one. An extension of OpenAI's API."""
+    """Sample only from tokens with at least this share of the most likely token's probability. An extension of OpenAI's
+    API."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    """Makes equal requests give equal answers, as far as the engine can."""
+    """Makes sampling reproducible, as far as the engine can."""
     parallel_tool_calls: bool | None = None
-    """Whether one message may have several calls."""
+    """Whether one message may contain several calls."""
     stream: bool = False
     """Send the answer as server-sent events while it is generated."""
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     """Number of answers."""
     grader: dict[str, Any] | None = None
-    """A grader as in `method.reinforcement.grader`: the best of `n` answers is returned. An extension of OpenAI's
+    """Grader as in `method.reinforcement.grader`, which selects the best of `n` answers. An extension of OpenAI's
     API."""
     item: dict[str, Any] | None = None
-    """What the grader's templates call `item`."""
+    """Value of `item` in the grader's templates."""
     user: Any = None
     """Accepted as in OpenAI's API, and ignored."""
     service_tier: Any = None
@@ -266,7 +267,7 @@ class Sampling(RequestPart):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, body: Any) -> Any:
-        """Drops null values, except those of required keys, where null is an error."""
+        """Drop null values, except in required keys, for which null is an error."""
         if not isinstance(body, dict):
             return body
         return {key: value for key, value in body.items() if value is not None or key in REQUIRED}
@@ -276,28 +277,30 @@ class ChatRequest(Sampling):
     """A chat completions request."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    """The whole conversation. Each call must have its result directly after its turn."""
+    """Complete conversation. The result of each call must directly follow the turn of the call."""
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), AfterValidator(check_unique_names)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    """none: no calls; auto: the model decides; required: at least one call; or the function that must be called."""
+    """Calls in the answer: none (no calls), auto (the model decides), required (at least one call), or the function
+    that must be called."""
     response_format: ResponseFormat | None = None
-    """Form of the answer; calls are possible beside it."""
+    """Format of the answer; calls are possible as well."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """Older name of `max_completion_tokens`."""
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Most tokens of the answer, thoughts included; by default the limit of the model's training."""
+    """Maximum number of tokens of the answer, including reasoning; by default the limit of the model's training."""
     stop: str | Annotated[list[str], Field(max_length=4)] | None = None
-    """Up to four texts at which generation ends."""
+    """Up to four strings at which generation ends."""
     logprobs: bool | None = None
-    """Return the log-probability of each token, as sampled from: after temperature, `top_p` and the answer's form."""
+    """Return each token's log-probability in the sampling distribution: after temperature, `top_p` and the response
+    format."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """Return those of this many most likely tokens too."""
+    """Number of most likely tokens at each position whose log-probabilities are also returned."""
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     """Added to the logits of tokens, by token id."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     reasoning_effort: Effort | None = None
-    """Limits thoughts: low 512, medium 2048, high 8192 tokens; by default as in the model's training."""
+    """Limit of reasoning tokens: low 512, medium 2048, high 8192; by default as in the model's training."""
     stream_options: StreamOptions | None = None
     store: Any = None
     """Accepted as in OpenAI's API, and ignored."""
@@ -309,7 +312,7 @@ class ChatRequest(Sampling):
     """Accepted as in OpenAI's API, and ignored."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> ChatRequest:
+    def _check_combinations(self) -> ChatRequest:
         check_choice(self.tool_choice, self.tools)
         wants_json = self.response_format is not None and self.response_format.type != "text"
         check_grammars(self.tool_choice, self.tools, wants_json=wants_json)
@@ -318,12 +321,12 @@ class ChatRequest(Sampling):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options requires stream: true")
         if self.grader is not None and self.stream:
-            raise ValueError("stream cannot be combined with grader, which chooses among whole answers: omit stream")
+            raise ValueError("stream cannot be combined with grader, which chooses among complete answers: omit stream")
         _check_turns(self.messages)
         return self
 
     def body(self) -> dict[str, Any]:
-        """Returns the request for a ModelServer."""
+        """Return the request for a ModelServer."""
         body = self.model_dump(exclude_none=True, exclude=NOT_FOR_MODELS, by_alias=True)
         if self.max_tokens is not None:
             body.setdefault("max_completion_tokens", self.max_tokens)
@@ -333,10 +336,10 @@ class ChatRequest(Sampling):
 
 
 def _check_turns(messages: Sequence[PlainMessage | AssistantMessage | ToolMessage]) -> None:
-    """Checks that each call has one result, directly after its turn: templates match results by position only.
+    """Check that one result of each call directly follows its turn, since templates match results by position only.
 
     Raises:
-        ValueError: a result is missing, misplaced or duplicated.
+        ValueError: A result is missing, misplaced or duplicated.
     """
     open_calls: list[str] = []
     for i, message in enumerate(messages):
@@ -355,10 +358,10 @@ def _check_turns(messages: Sequence[PlainMessage | AssistantMessage | ToolMessag
 
 
 def check_choice(choice: str | NamedTool | None, tools: list[Tool] | None) -> None:
-    """Checks `tool_choice` against `tools`.
+    """Check `tool_choice` against `tools`.
 
     Raises:
-        ValueError: the tool that must be called does not exist.
+        ValueError: The tool that must be called does not exist.
     """
     names = {tool.function.name for tool in tools or ()}
     if isinstance(choice, NamedTool) and choice.function.name not in names:
@@ -368,15 +371,16 @@ def check_choice(choice: str | NamedTool | None, tools: list[Tool] | None) -> No
 
 
 def check_grammars(choice: str | NamedTool | None, tools: list[Tool] | None, *, wants_json: bool) -> None:
-    """Checks the tools to whose schemas decoding is constrained.
+    """Check the tools to whose schemas decoding is constrained.
 
     Raises:
-        ValueError: a grammar cannot express one of them.
+        ValueError: A schema cannot be expressed as a grammar, or there are too many patterns.
     """
     if not wants_json and choice in (None, "auto", "none"):
         return
     if (count := sum(len(patterns_in(tool.function.parameters or {})) for tool in tools or ())) > MAX_PATTERNS:
-        raise ValueError(f"the tools have {count:,} patterns in all; with this tool_choice and format at most 100")
+        allowed = f"at most {MAX_PATTERNS} are allowed with this tool_choice and response format"
+        raise ValueError(f"the tools have {count:,} patterns; {allowed}")
     for i, tool in enumerate(tools or ()):
         mistake = schema_mistake(tool.function.parameters, grammar=True)
         if mistake is not None:

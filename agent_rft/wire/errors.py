@@ -1,4 +1,4 @@
-"""Errors in the wire form: `{"error": {message, type, param, code}}`."""
+"""Errors in the wire format: `{"error": {message, type, param, code}}`."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ MAX_PARAM_CHARS = 200
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """Description of an error."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     message: str
-    """What went wrong and what to do."""
+    """The problem and how to fix it."""
     type: str
-    """The family of the error, such as invalid_request_error or rate_limit_error."""
+    """Category of the error, such as invalid_request_error or rate_limit_error."""
     param: str | None
-    """The field of the request that is wrong, such as `method.reinforcement.grader.url`; null: none."""
+    """Invalid field of the request, such as `method.reinforcement.grader.url`; null: the error is not about a field."""
     code: str | None
-    """A code that programs can compare; the manual lists the codes of problems in jobs."""
+    """Code for programs to compare; the manual lists the codes of problems in jobs."""
 
 
 class ErrorBody(BaseModel):
-    """The body of every error response."""
+    """Body of every error response."""
 
     error: ErrorDetail
 
 
 class ApiError(Exception):
-    """An error response, raised where the error is found.
+    """Exception that becomes an error response.
 
-    `cause` is for the server's log only: what failed, in words that clients must not see.
+    `cause` is the underlying error, for the server's log only: clients must not see it.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ApiError(Exception):
 
 
 def body_of(error: ApiError) -> dict[str, Any]:
-    """Returns an error in the wire form."""
+    """Return an error in the wire format."""
     param = None if error.param is None else cut(error.param, MAX_PARAM_CHARS)
     detail = {"message": cut(error.message, MAX_MESSAGE_CHARS), "type": error.type, "param": param, "code": error.code}
     return {"error": detail}

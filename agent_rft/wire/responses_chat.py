@@ -1,7 +1,7 @@
-"""/responses on top of chat completions: converts input items to messages, and a completion's choice to output items.
+"""Conversion between /responses and chat completions: input items to messages, completions to output items.
 
-Clients' agent loops rely on this: a response ends with a message or with calls, a preamble directly precedes its calls,
-and there is no reasoning item unless the request has `reasoning`.
+Clients' agent loops rely on the following: a response ends with a message or with calls, a preamble directly precedes
+its calls, and there is no reasoning item unless the request has `reasoning`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from agent_rft.wire.responses_schema import (
 
 
 class ReasoningSealer(Protocol):
-    """Encrypts a model's reasoning, so that a client can send it back but cannot read it."""
+    """Encryption of a model's reasoning, so that a client can send it back but cannot read it."""
 
     def seal(self, text: str) -> str:
-        """Return the text, encrypted."""
+        """Encrypt a text."""
 
     def open(self, sealed: str) -> str:
-        """Return the text that was sealed.
+        """Decrypt a text.
 
         Raises:
-            CannotOpen: It was sealed with another secret, for something else, or was changed since.
+            CannotOpen: The text was encrypted with another secret or for another purpose, or has been changed.
         """
 
 
@@ -47,10 +47,10 @@ def new_id(prefix: str) -> str:
 
 
 def chat_body(request: ResponsesRequest, sealer: ReasoningSealer) -> dict[str, Any]:
-    """Returns the request for a ModelServer.
+    """Return the request for a ModelServer.
 
     Raises:
-        ApiError: an item does not fit those before it.
+        ApiError: An item does not fit the items before it.
     """
     choice, text = request.chat_choice, request.text
     body: dict[str, Any] = {
@@ -76,11 +76,11 @@ def _messages(request: ResponsesRequest, sealer: ReasoningSealer) -> list[dict[s
         turns.messages.append({"role": "system", "content": request.instructions})
     for i, item in enumerate(request.items):
         turns.add(i, item)
-    return turns.ended()
+    return turns.finish()
 
 
 class _Turns:
-    """Converts items to messages; reasoning, a preamble and calls in a row become one assistant message."""
+    """Conversion of items to messages; consecutive reasoning, preamble and calls become one assistant message."""
 
     def __init__(self, sealer: ReasoningSealer) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -95,7 +95,7 @@ class _Turns:
                 if self._turn:
                     self._flush()
                 if item.encrypted_content:
-                    self._turn["reasoning"] = self._opened(i, item.encrypted_content)
+                    self._turn["reasoning"] = self._open_reasoning(i, item.encrypted_content)
             case MessageItem(role="assistant"):
                 if self._turn.keys() & {"content", "tool_calls"}:
                     self._flush()
@@ -114,7 +114,7 @@ class _Turns:
             case _:
                 assert_never(item)
 
-    def ended(self) -> list[dict[str, Any]]:
+    def finish(self) -> list[dict[str, Any]]:
         self._flush()
         if not self.messages:
             raise ApiError(400, "input contains no message", param="input", code="invalid_value")
@@ -136,13 +136,13 @@ class _Turns:
         self.messages += self._results
         self._turn, self._results = {}, []
 
-    def _opened(self, i: int, sealed: str) -> str:
+    def _open_reasoning(self, i: int, sealed: str) -> str:
         try:
             return self._sealer.open(sealed)
         except CannotOpen:
             message = (
-                "The encrypted content of this reasoning item could not be verified: this server did not make it, "
-                "or made it for another API key."
+                "The encrypted content of this reasoning item could not be verified: this server did not create it, "
+                "or created it for another API key."
             )
             param = f"input[{i}].encrypted_content"
             raise ApiError(400, message, param=param, code="invalid_encrypted_content") from None
@@ -178,7 +178,7 @@ def call_item(call_id: str, name: str, arguments: str, item_id: str, status: str
 
 
 def output_items(request: ResponsesRequest, choice: Mapping[str, Any], sealer: ReasoningSealer) -> list[dict[str, Any]]:
-    """Returns the output items for one choice of a completion."""
+    """Return the output items for one choice of a completion."""
     message = choice["message"]
     calls, text = message.get("tool_calls") or (), message.get("content") or ""
     items = []
@@ -195,7 +195,7 @@ def output_items(request: ResponsesRequest, choice: Mapping[str, Any], sealer: R
 def response_of(
     request: ResponsesRequest, completion: Mapping[str, Any], sealer: ReasoningSealer, response_id: str
 ) -> dict[str, Any]:
-    """Returns the response for a whole completion."""
+    """Return the response for a finished completion."""
     choice = completion["choices"][0]
     response = new_response(request, response_id, int(time.time()))
     if "metadata" in completion:
@@ -206,13 +206,13 @@ def response_of(
 
 
 def new_response(request: ResponsesRequest, response_id: str, created_at: int) -> dict[str, Any]:
-    """Returns a response that is in progress."""
+    """Return a response that is in progress."""
     choice = request.tool_choice or "auto"
     text_format: dict[str, Any] = {"type": "text"}
     if request.text is not None and request.text.format is not None:
-        wanted = request.text.format
-        schema = wanted.json_schema.model_dump(by_alias=True) if wanted.json_schema is not None else {}
-        text_format = {"type": wanted.type, **schema}
+        requested = request.text.format
+        schema = requested.json_schema.model_dump(by_alias=True) if requested.json_schema is not None else {}
+        text_format = {"type": requested.type, **schema}
     reasoning = request.reasoning
     return {
         "id": response_id,
@@ -235,7 +235,7 @@ def new_response(request: ResponsesRequest, response_id: str, created_at: int) -
         "temperature": request.temperature if request.temperature is not None else 1.0,
         "text": {"format": text_format},
         "tool_choice": choice.model_dump() if isinstance(choice, FlatNamedTool) else choice,
-        "tools": [_echoed(tool.model_dump()) for tool in request.tools or ()],
+        "tools": [_fill_in_tool(tool.model_dump()) for tool in request.tools or ()],
         "top_p": request.top_p if request.top_p is not None else 1.0,
         "truncation": "disabled",
         "usage": None,
@@ -266,6 +266,6 @@ def ended_response(
     }
 
 
-def _echoed(tool: dict[str, Any]) -> dict[str, Any]:
-    """Fills in the keys that clients' types require."""
+def _fill_in_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """Fill in the keys that clients' types require."""
     return {**tool, "parameters": tool.get("parameters") or {}, "strict": bool(tool.get("strict"))}

@@ -1,7 +1,7 @@
-"""Requests of /responses: chat-style messages, echoed output items and tool outputs; the server keeps no state.
+"""Requests of /responses: messages, output items of earlier responses, and tool outputs. The server keeps no state.
 
-`null` means the same as an absent key. OpenAI's keys that have no meaning here are accepted but ignored; those that
-would change the answer (a stored conversation, background) are refused.
+`null` means the same as an absent key. OpenAI's keys without a meaning here are accepted but ignored. Keys that would
+change the answer (a stored conversation, background) are rejected.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CallItem(RequestPart):
     call_id: Annotated[str, Field(min_length=1)]
     name: Annotated[str, Field(min_length=1)]
     arguments: Arguments = "{}"
-    """A JSON object as text; null and blank text mean `{}`."""
+    """JSON object as a string; null and blank strings mean `{}`."""
 
     def function(self) -> CalledFunction:
         return CalledFunction(name=self.name, arguments=self.arguments)
@@ -56,16 +56,16 @@ class OutputItem(RequestPart):
     call_id: Annotated[str, Field(min_length=1)]
     """The `call_id` of a function call in the input."""
     output: Parts
-    """The result of the call."""
+    """Result of the call."""
 
 
 class ReasoningItem(RequestPart):
     type: Literal["reasoning"]
     encrypted_content: str | None = None
-    """Thoughts of an earlier response of this server, echoed."""
+    """Encrypted reasoning of an earlier response of this server, sent back by the client."""
 
 
-def _kind_of(item: Any) -> Any:
+def _item_kind(item: Any) -> Any:
     if not isinstance(item, dict):
         return None
     return item.get("type") or ("message" if "role" in item else None)
@@ -76,17 +76,17 @@ Item = Annotated[
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[OutputItem, Tag("function_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator(_kind_of),
+    Discriminator(_item_kind),
 ]
 
 
 class FlatTool(Function):
-    """A tool in the flat form of /responses."""
+    """A tool in the flat format of /responses."""
 
     type: Literal["function"]
 
     def chat_form(self) -> Tool:
-        """Returns the tool in the form of chat completions, which training rows have."""
+        """Return the tool in the format of chat completions, which training rows use."""
         function = self.model_dump(exclude_none=True, exclude={"type"})
         return Tool(type="function", function=Function(**function))
 
@@ -98,13 +98,13 @@ class FlatNamedTool(RequestPart):
 
 class Reasoning(RequestPart):
     effort: Effort | None = None
-    """Limits thoughts: low 512, medium 2048, high 8192 tokens; by default as in the model's training."""
+    """Limit of reasoning tokens: low 512, medium 2048, high 8192; by default as in the model's training."""
     summary: Any = None
     """Ignored: there are no summaries."""
 
 
 class Text(RequestPart):
-    """`format` is OpenAI's flat form, which is converted to the form of chat completions."""
+    """Text options. `format` has OpenAI's flat format and is converted to the format of chat completions."""
 
     format: ResponseFormat | None = None
 
@@ -123,35 +123,37 @@ class ResponsesRequest(Sampling):
         Annotated[str, Tag("text")] | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES), Tag("list")],
         Discriminator(text_or_list),
     ]
-    """A text, or the whole conversation as items: messages, echoed output items and results of calls."""
+    """String, or the complete conversation as items: messages, output items of earlier responses, and results of
+    calls."""
     instructions: str | None = None
-    """A system message before the input."""
+    """System message before the input."""
     tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | None = None
-    """none: no calls; auto: the model decides; required: at least one call; or the function that must be called."""
+    """Calls in the answer: none (no calls), auto (the model decides), required (at least one call), or the function
+    that must be called."""
     reasoning: Reasoning | None = None
     text: Text | None = None
-    """Form of the answer."""
+    """Format of the answer."""
     include: list[str] = Field(default_factory=list)
-    """`reasoning.encrypted_content` returns the thoughts, for the next turn."""
+    """`reasoning.encrypted_content`: return the encrypted reasoning, for the next turn."""
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Most tokens of the answer, thoughts included; by default the limit of the model's training."""
+    """Maximum number of tokens of the answer, including reasoning; by default the limit of the model's training."""
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
-    """Up to 16 pairs of your own, which the response repeats."""
+    """Up to 16 key-value pairs, which the response repeats."""
     store: bool | None = None
     """Ignored: responses are never stored."""
     truncation: Literal["auto", "disabled"] | None = None
-    """Ignored: a conversation that is too long is refused."""
+    """Ignored: a conversation that is too long is rejected."""
     stream_options: Any = None
     """Accepted as in OpenAI's API, and ignored."""
     previous_response_id: Any = None
-    """Refused: the server keeps no state. Send the whole conversation as input."""
+    """Rejected: the server keeps no state. Send the complete conversation as input."""
     conversation: Any = None
-    """Refused: the server keeps no state. Send the whole conversation as input."""
+    """Rejected: the server keeps no state. Send the complete conversation as input."""
     background: Any = None
-    """Refused: the server keeps no state. Send the whole conversation as input."""
+    """Rejected: the server keeps no state. Send the complete conversation as input."""
     prompt: Any = None
-    """Refused: the server keeps no state. Send the whole conversation as input."""
+    """Rejected: the server keeps no state. Send the complete conversation as input."""
     max_tool_calls: Any = None
     """Accepted as in OpenAI's API, and ignored."""
 
@@ -159,18 +161,18 @@ class ResponsesRequest(Sampling):
     @classmethod
     def _refuse_state(cls, value: Any) -> Any:
         if value:
-            message = "this server does not store responses: send the whole conversation as input, with store: false"
+            message = "this server does not store responses: send the complete conversation as input, with store: false"
             raise ValueError(message)
         return value
 
     @model_validator(mode="after")
-    def _fits_together(self) -> ResponsesRequest:
+    def _check_combinations(self) -> ResponsesRequest:
         check_choice(self.chat_choice, self.chat_tools)
         check_grammars(self.chat_choice, self.chat_tools, wants_json=self.wants_json)
         if self.grader is not None and self.stream:
-            raise ValueError("stream cannot be combined with grader, which chooses among whole answers: omit stream")
+            raise ValueError("stream cannot be combined with grader, which chooses among complete answers: omit stream")
         if self.n > 1 and self.grader is None:
-            raise ValueError("n requires a grader, which chooses the one answer of the response")
+            raise ValueError("n requires a grader, which selects the answer to return")
         return self
 
     @property

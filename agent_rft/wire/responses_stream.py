@@ -1,6 +1,6 @@
-"""Converts the chunks of a chat completion to events of /responses, in the order that OpenAI's SDK expects.
+"""Conversion of chat completion chunks to events of /responses, in the order that OpenAI's SDK expects.
 
-The last event contains the same items as the events before it; they keep what `responses_chat` promises.
+The last event contains the same items as the events before it. The guarantees of `responses_chat` apply.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_USAGE = {
 
 @dataclass(slots=True)
 class _Open:
-    """The item that is being streamed."""
+    """Output item that is being streamed."""
 
     kind: str
     id: str
@@ -46,7 +46,7 @@ class _Open:
 
 
 class ResponseStream:
-    """The event stream of one response."""
+    """Event stream of one response."""
 
     def __init__(self, request: ResponsesRequest, sealer: ReasoningSealer) -> None:
         self._request = request
@@ -55,16 +55,16 @@ class ResponseStream:
         self._items: list[dict[str, Any]] = []
         self._open: _Open | None = None
         self._blank = ""
-        """White space held back: it is dropped if a call follows, and starts a message if text follows."""
+        """White space that is not sent yet: it is dropped if a call follows, and starts a message if text follows."""
         self._number = -1
         self._finish = "stop"
         self._usage: Mapping[str, Any] = NO_USAGE
 
     async def events(self, chunks: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[StreamEvent]:
-        """Yields the events of the response.
+        """Yield the events of the response.
 
         Raises:
-            ApiError: the model failed during the stream.
+            ApiError: The model failed during the stream.
         """
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self._response)
@@ -74,11 +74,11 @@ class ResponseStream:
                 self._finish = choice.get("finish_reason") or self._finish
                 for event in self._delta(choice["delta"]):
                     yield event
-        for event in self._ended():
+        for event in self._finish_events():
             yield event
 
     def failed(self, error: ApiError) -> StreamEvent:
-        """Returns the event that ends a failed stream."""
+        """Return the event that ends a failed stream."""
         return self._event("error", message=error.message, code=error.code, param=error.param)
 
     def _event(self, kind: str, **values: Any) -> StreamEvent:
@@ -99,7 +99,7 @@ class ResponseStream:
 
     def _content(self, text: str) -> Iterator[StreamEvent]:
         if any(item["type"] == "function_call" for item in self._items) or self._is_open("call"):
-            return  # after calls, clients would take it for the final answer and never run the calls
+            return  # clients would treat text after calls as the final answer and never run the calls
         if not self._is_open("message"):
             self._blank += text
             if not self._blank.strip():
@@ -126,7 +126,7 @@ class ResponseStream:
         return self._open is not None and self._open.kind == kind
 
     def _begin(self, kind: str, index: int = 0, call_id: str = "", name: str = "") -> Iterator[StreamEvent]:
-        """Opens an item of this kind, unless one is open already; each call is an item of its own."""
+        """Open an item of this kind, unless one is already open; each call is a separate item."""
         if self._is_open(kind) and kind != "call":
             return
         yield from self._close()
@@ -164,7 +164,7 @@ class ResponseStream:
                 return {**item, "content": []} if status == "in_progress" else item
         return call_item(opened.call_id, opened.name, opened.text, opened.id, status)
 
-    def _ended(self) -> Iterator[StreamEvent]:
+    def _finish_events(self) -> Iterator[StreamEvent]:
         status = "incomplete" if self._finish == "length" else "completed"
         yield from self._close(status)
         if all(item["type"] == "reasoning" for item in self._items):

@@ -1,4 +1,4 @@
-"""Server-sent events as text."""
+"""Formatting of server-sent events."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 def sse_event(event: Mapping[str, Any], named: bool = False) -> str:
-    """Return an event as a client reads it; if `named`, its `type` is also the name of the event."""
+    """Return an event in the SSE format; if `named`, its `type` is also the name of the event."""
     name = f"event: {event['type']}\n" if named and "type" in event else ""
     return f"{name}data: {json.dumps(event, separators=(',', ':'), ensure_ascii=False)}\n\n"
 
 
 def resumable_event(event: Mapping[str, Any]) -> str:
-    """Return an event whose `id` a client sends again to go on after it; an empty event is a comment."""
+    """Return an event whose `id` a client sends to resume after it; an empty event becomes a comment."""
     if not event:
         return ": nothing new\n\n"
     data = json.dumps({name: value for name, value in event.items() if name != "id"}, separators=(",", ":"))

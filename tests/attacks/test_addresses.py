@@ -218,7 +218,7 @@ def test_zone_ids_hide_no_address(address: str) -> None:
     [
         ("http://tools.internal:8000", "write its host and port"),
         ("user@tools.internal:8000", "write its host and port"),
-        ("*.internal:8000", "no wildcards"),
+        ("*.internal:8000", "wildcards are not supported"),
         ("fe80::1%eth0", "zone ids"),
         ("[fe80::1%eth0]:80", "zone ids"),
         ("t\u00f6\u00f6ls.internal", "xn--"),

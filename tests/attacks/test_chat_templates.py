@@ -190,5 +190,5 @@ async def test_a_render_whose_process_is_ended_each_time_is_an_error() -> None:
             assert pid is not None
             psutil.Process(pid).send_signal(signal.SIGKILL)
             ended.add(pid)
-        with pytest.raises(RenderFailed, match="was lost two times, with the exit status -9"):
+        with pytest.raises(RenderFailed, match="failed twice: it exited with status -9"):
             await rendering

@@ -34,11 +34,11 @@ FAMILIES = (
 
 
 def family_of(tool_parser: str) -> Family:
-    """Return the family whose calls a parser of vLLM reads; an unknown one writes as its template shows."""
+    """Return the family of a vLLM tool parser; for an unknown parser, a family whose format is the template's."""
     return next((known for known in FAMILIES if known.tool_parser == tool_parser), Family(tool_parser, tool_parser))
 
 
 def family_without_calls(name: str) -> Family:
-    """Return the family `name` for a model whose calls no parser reads: only its reasoning and end tokens count."""
+    """Return the family `name` for a model without calls, of which only the reasoning and stop tokens matter."""
     family = next((known for known in FAMILIES if known.name == name), Family(name, None))
     return replace(family, tool_parser=None, calls=(), call_mark=None, write_calls=None)

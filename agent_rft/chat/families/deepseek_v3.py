@@ -1,4 +1,4 @@
-"""DeepSeek V3 and V3.1: calls between tokens of their own; V3 writes the arguments as a block of JSON code."""
+"""DeepSeek V3 and V3.1: calls between special tokens; V3 writes the arguments as a JSON code block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 4: calls between `<|tool_call>` and `<tool_call|>`; results are part of the turn that asked for them."""
+"""Gemma 4: calls between `<|tool_call>` and `<tool_call|>`; results are part of the turn that made the calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GLM-4.5 and later: calls in tags for each argument; a turn ends where the next role begins."""
+"""GLM-4.5 and later: calls with a tag for each argument; a turn ends where the next role begins."""
 
 from __future__ import annotations
 

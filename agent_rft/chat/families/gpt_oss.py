@@ -1,4 +1,4 @@
-"""gpt-oss: the harmony format, in which a turn is several messages on channels. Read by `openai_harmony`."""
+"""gpt-oss: the harmony format, in which a turn is several messages on channels. Parsed by `openai_harmony`."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ GPT_OSS = Family(
     ),
     call_mark=" to=functions.",
     end_tokens=("<|return|>", "<|call|>"),
-    exact=False,  # in the history a call's recipient stands before its channel, and earlier thoughts are dropped
+    exact=False,  # in the history, a call's recipient precedes its channel, and earlier reasoning is dropped
 )

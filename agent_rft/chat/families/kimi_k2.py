@@ -1,4 +1,4 @@
-"""Kimi K2: the id of a call, with its number in the conversation, is part of what the model writes."""
+"""Kimi K2: the model writes each call's id, which contains the call's number in the conversation."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ KIMI_K2 = Family(
         ),
     ),
     call_mark="<|tool_calls_section_begin|>",
-    exact=False,  # results name the ids of their calls
+    exact=False,  # results contain the ids of their calls
     call_id="functions.{name}:{index}",
 )

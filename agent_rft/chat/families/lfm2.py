@@ -1,4 +1,4 @@
-"""LFM2: a list of calls in Python's syntax; the first template renders no calls in the history."""
+"""LFM2: a list of calls in Python syntax; the first published template renders no calls in the history."""
 
 from __future__ import annotations
 

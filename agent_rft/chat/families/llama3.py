@@ -1,4 +1,4 @@
-"""Llama 3.1 to 3.3: a turn that is one JSON call, with `parameters`."""
+"""Llama 3.1 to 3.3: a turn consists of one JSON call, with `parameters`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Mistral: calls after `[TOOL_CALLS]`; the template wants ids of nine letters and digits.
+"""Mistral: calls after `[TOOL_CALLS]`; the template requires ids of nine letters and digits.
 
-Until 2024 (vocabularies without `[ARGS]`) a turn has one list of JSON calls, in which an id may follow the arguments;
-since then each call has its mark, its name, and the arguments after `[ARGS]`.
+Models until 2024 (vocabularies without `[ARGS]`) write one list of JSON calls per turn, in which an id may follow the
+arguments. Later models write `[TOOL_CALLS]`, the name, `[ARGS]` and the arguments for each call.
 """
 
 from __future__ import annotations

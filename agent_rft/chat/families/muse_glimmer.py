@@ -1,4 +1,4 @@
-"""Muse Glimmer: a turn is several messages, each to a recipient; those to `self` are thoughts."""
+"""Muse Glimmer: a turn is several messages, each to a recipient; messages to `self` are reasoning."""
 
 from __future__ import annotations
 

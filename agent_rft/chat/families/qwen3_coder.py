@@ -1,4 +1,4 @@
-"""Qwen3-Coder, Qwen3.5 and later, Nemotron 3: calls in tags for the function and for each parameter."""
+"""Qwen3-Coder, Qwen3.5 and later, Nemotron 3: calls with a tag for the function and one for each parameter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator's configuration: what jobs may reach and use, and the names of models.
+"""Operator's configuration: the networks, models and resources that jobs may use, and the names of models.
 
-A job's settings never come from here, and no job can change what is here.
+It sets no setting of a job, and no job can change it.
 """

@@ -1,6 +1,6 @@
-"""One entry of the operator's `allowed_networks`: a network, an address or a host, with or without a port.
+"""Entry of the operator's `allowed_networks`: a network, an IP address or a host, with or without a port.
 
-The endpoints that a job on one's own machine may call have the same type (see `Operator.reachable`).
+`Operator.reachable` uses the same type for the endpoints of a job that its user runs on their own machine.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _PORT = re.compile(r"(?P<place>\[[^]]*\]|[^:]*):(?P<port>[0-9]{1,5})")
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-"""A host whose last label is a number is an IPv4 address to some resolvers, such as 2130706433 or 0x7f.1."""
+"""Last label of a host that some resolvers parse as an IPv4 address, such as 2130706433 or 0x7f.1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What jobs may reach: either a `network` or a `host` (lower case); port None: all ports.
+    """Network or host that jobs may connect to: either `network` or `host` (lower case) is set. `port` None: all ports.
 
-    A `host` opens its port to URLs that name it, whatever it resolves to. With `is_local_only` it may be an IP address,
-    and only loopback and private addresses are opened.
+    A `host` allows connections to URLs that name it, whatever it resolves to. With `is_local_only`, `host` may be an IP
+    address, and only loopback and private addresses are allowed.
     """
 
     network: Network | None
@@ -36,7 +36,7 @@ class Allowed:
     is_local_only: bool = False
 
     def __str__(self) -> str:
-        """The entry as it is written in the configuration."""
+        """Return the entry as it is written in the configuration."""
         if self.network is None:
             place = str(self.host)
         else:
@@ -51,7 +51,7 @@ def parse_allowed(text: str) -> Allowed:
     """Parse an entry of the configuration.
 
     Raises:
-        ValueError: The text is not an entry. The message explains common mistakes and never contains the text.
+        ValueError: The text is not a valid entry. The message explains common errors and never contains the text.
     """
     place, port = text, None
     network = _network(text)
@@ -67,7 +67,7 @@ def parse_allowed(text: str) -> Allowed:
     host = place.lower()
     if _HOST.fullmatch(host) and len(host) <= 254 and not _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]):
         return Allowed(None, host, port)
-    raise ValueError(_why_not(place))
+    raise ValueError(_explain_invalid(place))
 
 
 def _network(text: str) -> Network | None:
@@ -75,24 +75,24 @@ def _network(text: str) -> Network | None:
         network = ip_network(text)
     except ValueError:
         return None
-    return None if "%" in text else network  # a zone id means nothing on another machine
+    return None if "%" in text else network  # a zone id is valid on one host only
 
 
-def _why_not(place: str) -> str:
+def _explain_invalid(place: str) -> str:
     if "://" in place or "@" in place:
         return "a URL is not accepted: write its host and port"
     if "*" in place:
-        return "there are no wildcards: write each host, or a network"
+        return "wildcards are not supported: write each host, or a network"
     if "%" in place:
-        return "zone ids are not accepted: write the address without it"
+        return "zone ids are not accepted: remove the zone id"
     if place.count(":") > 1:
         return "write an IPv6 address with a port in brackets, such as [fd00::5]:8000"
     if not place.isascii():
-        return "write a host's name in ASCII, with its xn-- labels"
+        return "write the host name in ASCII, with xn-- labels"
     return ""
 
 
-def _validated(value: Any) -> Allowed:
+def _validate(value: Any) -> Allowed:
     if isinstance(value, Allowed):
         return value
     why = ""
@@ -101,15 +101,15 @@ def _validated(value: Any) -> Allowed:
             return parse_allowed(str(value))
         except ValueError as error:
             why = f"; {error}" if str(error) else ""
-    wanted = (
+    expected = (
         "must be a network, an address or a host, with or without a port, such as 10.0.0.0/8 or tools.internal:8000"
     )
-    raise PydanticCustomError("ip_any_network", "{wanted}{why}", {"wanted": wanted, "why": why})
+    raise PydanticCustomError("ip_any_network", "{wanted}{why}", {"wanted": expected, "why": why})
 
 
 AllowedEntry = Annotated[
     Allowed,
-    PlainValidator(_validated),
+    PlainValidator(_validate),
     PlainSerializer(str, return_type=str),
     WithJsonSchema({"type": "string", "examples": EXAMPLES}),
 ]

@@ -1,4 +1,4 @@
-"""Reads the operator's configuration from YAML or JSON and reports every mistake with its field and line."""
+"""Reader of the operator's configuration from YAML or JSON, which reports every error with its field and line."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ DEFAULT_FILE = "agent-rft.yaml"
 
 
 def config_path(path: Path | None, folder: Path = Path()) -> Path | None:
-    """The file that `load_operator` would read, or None."""
+    """Return the file that `load_operator` reads; None: there is no file."""
     if path is None and (folder / DEFAULT_FILE).exists():
         return folder / DEFAULT_FILE
     return path
 
 
 def load_operator(path: Path | None, folder: Path = Path(), environment: Mapping[str, str] = os.environ) -> Operator:
-    """Read the configuration at `path`; by default DEFAULT_FILE in `folder`, or an empty configuration without it.
+    """Read the configuration at `path`; None: DEFAULT_FILE in `folder` if it exists, else the default configuration.
 
     Raises:
-        InvalidJob: The file has mistakes; the error lists all of them.
+        InvalidJob: The file has errors; the exception lists all of them.
     """
     path = config_path(path, folder)
     if path is None:
         return NOTHING_ALLOWED
     operator, problems = _read(path, environment)
     if problems or operator is None:
-        mistakes = f"{len(problems)} mistake{'s' * (len(problems) != 1)}"
-        raise InvalidJob(f"{mistakes} in the operator's configuration", problems)
+        errors = f"{len(problems)} error{'s' * (len(problems) != 1)}"
+        raise InvalidJob(f"{errors} in the operator's configuration", problems)
     return operator
 
 

@@ -1,6 +1,6 @@
-"""Names that an operator gives to models: each also stands for its dated forms, which clients' code often has.
+"""Matching of model names in requests with the operator's names, which also match with a date suffix.
 
-So `gpt-5` serves a request for `gpt-5-2025-08-07`. A dated name that the operator gives itself comes first.
+For example, `gpt-5` also serves requests for `gpt-5-2025-08-07`, unless the operator defines that name.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ SNAPSHOTS = (
     *("o1-2024-12-17", "o1-mini-2024-09-12", "o1-preview-2024-09-12", "o1-pro-2025-03-19"),
     *("o3-2025-04-16", "o3-mini-2025-01-31", "o3-pro-2025-06-10", "o4-mini-2025-04-16"),
 )
-"""OpenAI's dated names of models that answer with text, for lists of models. Other dates are served, too."""
+"""OpenAI's dated names of text models, for lists of models. Names with other dates are served as well."""
 
 _DATED = re.compile(r"(.+)-(\d{4}-\d{2}-\d{2})", re.ASCII)
 _MAX_COMPARED = 100
-"""Longer names are compared by their first characters: clients choose them, and difflib's time is quadratic."""
+"""Maximum characters of a name that are compared: clients choose names, and difflib takes quadratic time."""
 
 
 def named(name: str, names: Collection[str]) -> str | None:
-    """The one of the operator's `names` that `name` asks for: itself or the one without its date; None: none."""
+    """Return the operator's name that matches `name`, with or without its date suffix; None: no name matches."""
     if name in names:
         return name
     dated = _DATED.fullmatch(name)
@@ -41,13 +41,13 @@ def named(name: str, names: Collection[str]) -> str | None:
 
 
 def with_snapshots(names: Collection[str]) -> list[str]:
-    """The operator's `names`, each followed by its dated forms that are known."""
+    """Return the operator's `names`, each followed by its known dated names."""
     found = (form for name in names for form in (name, *(full for full in SNAPSHOTS if named(full, [name]) == name)))
     return list(dict.fromkeys(found))
 
 
 def nearest(name: str, names: Collection[str]) -> str | None:
-    """The one of the operator's `names` that is spelled most like `name`, if any is."""
+    """Return the operator's name that is spelled most like `name`; None: no name is similar."""
     return next(iter(get_close_matches(name[:_MAX_COMPARED], names, 1)), None)
 
 

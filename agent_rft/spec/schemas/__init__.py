@@ -1,4 +1,4 @@
-"""JSON schemas that users write: their form, values that are checked against them, and what models read of them.
+"""JSON schemas that users write: checks of the schemas, validation of values, and simplified schemas for models.
 
-All work on them is bounded. Nothing of jobs or operators here: schemas come in as values.
+All work has bounded time and memory. The package does not depend on jobs or operators: schemas are passed as values.
 """

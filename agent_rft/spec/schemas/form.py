@@ -1,6 +1,6 @@
-"""The form of JSON schemas that users write: what is looked at, within fixed bounds, before any engine compiles one.
+"""Structural check of users' JSON schemas, within fixed bounds, before an engine compiles them.
 
-Nothing is ever retrieved: a reference must start with # and is resolved from the top of its schema. Ids are ignored.
+Nothing is ever retrieved: a reference must start with # and is resolved from the root of its schema. Ids are ignored.
 """
 
 from __future__ import annotations
@@ -14,33 +14,36 @@ from typing import Any
 from urllib.parse import unquote
 
 MAX_DEPTH = 64
-"""Levels of nesting, each object or list one. Deeper schemas crash grammar compilers; those of people have ten."""
+"""Maximum nesting depth; each object or list is a level. Deeper schemas crash grammar compilers; real schemas have
+about ten levels."""
 MAX_BYTES = 256 << 10
-"""Size as JSON. A tool's schema is part of every prompt that offers it, and no context holds more."""
+"""Maximum size as JSON. A tool's schema is part of every prompt that offers the tool, and no context is longer."""
 MAX_SUBSCHEMAS = 5_000
-"""Subschemas after following references: a grammar of 5,000 takes about a second, and a value is compared with each."""
+"""Maximum subschemas after following references: a grammar of 5,000 takes about a second, and a value is checked
+against each."""
 MAX_CHOICES = 10_000
-"""Values of an enum: a grammar of 10,000 takes 0.1 s and 25 MB."""
+"""Maximum values of an enum: a grammar of 10,000 takes 0.1 s and 25 MB."""
 MAX_PATTERNS = 100
-"""Patterns of one schema: each compiled one takes up to a few MB."""
+"""Maximum patterns of one schema: each compiled pattern takes up to a few MB."""
 MAX_PATTERN_CHARS = 2_000
-"""Length of a pattern; the longest ones in use, for dates and URLs, have some hundred characters."""
+"""Maximum length of a pattern; the longest common ones, for dates and URLs, have a few hundred characters."""
 MAX_LEAST = 10_000
-"""Bound of what a value must have at least: examples of it are made, and a turn of a model has no more."""
+"""Maximum of lower bounds such as minItems: examples of such values are generated, and a model's turn cannot be
+longer."""
 MAX_MOST = 1_000_000
-"""Bound of what a value may have at most, where a grammar counts it."""
+"""Maximum of upper bounds such as maxItems, if a grammar has to count them."""
 
 LEAST = ("minLength", "minItems", "minProperties", "minContains")
 MOST = ("maxLength", "maxItems", "maxProperties", "maxContains")
 NUMERIC = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 BOUNDS = (*zip(LEAST, MOST, strict=True), *product(NUMERIC[:2], NUMERIC[2:]))
-"""What a value must have at least, and may have at most."""
+"""Pairs of lower and upper bounds."""
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 ANCHORS = ("$anchor", "$dynamicAnchor")
 IN_PLACE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"})
 """Keywords whose schemas apply to the same value."""
 DEFINITIONS = frozenset({"$defs", "definitions"})
-"""Keywords whose schemas apply only where they are referred to."""
+"""Keywords whose schemas apply only where they are referenced."""
 ONE = frozenset(
     {
         *("additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not"),
@@ -58,7 +61,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class SchemaMistake:
-    """Why a schema is refused: a problem code, the place in the schema, what is wrong there, and the remedy."""
+    """Reason for rejecting a schema: problem code, path in the schema, message and remedy."""
 
     code: str
     path: Path
@@ -74,7 +77,7 @@ class SchemaMistake:
 
 
 class Refused(Exception):
-    """Carries a `SchemaMistake` out of nested loops."""
+    """Exception that carries a `SchemaMistake` out of nested loops."""
 
     def __init__(self, mistake: SchemaMistake) -> None:
         super().__init__(str(mistake))
@@ -82,21 +85,21 @@ class Refused(Exception):
 
 
 def shown_path(path: Path) -> str:
-    """A path as `$.properties.path`, cut where a key is long."""
+    """Format a path as `$.properties.path`, with long keys shortened."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{shortened(part, 60)}" for part in path)
     return shortened("$" + "".join(parts), 200)
 
 
 def shortened(text: str, limit: int) -> str:
-    """`text` without its middle if it is longer than `limit`."""
+    """Return `text`, without its middle if it is longer than `limit`."""
     return text if len(text) <= limit else f"{text[: limit - limit // 4 - 3]}...{text[-(limit // 4) :]}"
 
 
 def check_form(schema: Any, *, grammar: bool) -> None:
-    """Check size, depth, references and numbers of a schema; with `grammar`, also what only grammars cannot hold.
+    """Check size, depth, references and numbers of a schema; with `grammar`, also limits that only grammars have.
 
     Raises:
-        Refused: The schema has a mistake; the first one is reported.
+        Refused: The schema has an error; the first one is reported.
     """
     _check_json(schema)
     nodes = _Nodes(schema)
@@ -104,17 +107,17 @@ def check_form(schema: Any, *, grammar: bool) -> None:
         _check_numbers(node, path, grammar)
     _check_patterns(patterns_of(nodes))
     if (count := nodes.num_applied()) > MAX_SUBSCHEMAS:
-        raise _too_large((), f"has {_count(count)} subschemas, each reference followed", MAX_SUBSCHEMAS, "shorten it")
+        raise _too_large((), f"has {_count(count)} subschemas after following references", MAX_SUBSCHEMAS, "shorten it")
     nodes.check_cycles()
 
 
 def patterns_in(schema: Any) -> list[tuple[Path, str]]:
-    """The place and text of each pattern of a schema whose form is good."""
+    """Return the path and text of each pattern of a schema that passes `check_form`."""
     return patterns_of(_Nodes(schema))
 
 
 def patterns_of(nodes: _Nodes) -> list[tuple[Path, str]]:
-    """As `patterns_in`."""
+    """Return the path and text of each pattern in `nodes`."""
     found: list[tuple[Path, str]] = []
     for path, node in nodes.found:
         if isinstance(pattern := node.get("pattern"), str):
@@ -125,12 +128,12 @@ def patterns_of(nodes: _Nodes) -> list[tuple[Path, str]]:
 
 
 def num_applied(schema: Any) -> int:
-    """The number of subschemas after following references; a reference back to where it comes from counts once."""
+    """Return the number of subschemas after following references; a recursive reference counts once."""
     return _Nodes(schema).num_applied()
 
 
 def subschemas(node: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
-    """The schemas directly in a schema, with their paths in it."""
+    """Yield the direct subschemas of a schema, with their relative paths."""
     for key, value in node.items():
         if key in ONE and isinstance(value, dict | bool):
             yield (key,), value
@@ -141,7 +144,7 @@ def subschemas(node: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
 
 
 def resolved(root: Any, reference: str) -> tuple[Path, Any] | None:
-    """What a reference such as `#/$defs/name` refers to, with its path; None if there is nothing."""
+    """Return the path and value that a reference such as `#/$defs/name` points to; None if it does not resolve."""
     if reference != "#" and not reference.startswith("#/"):
         return None
     value = root
@@ -163,10 +166,10 @@ def resolved(root: Any, reference: str) -> tuple[Path, Any] | None:
 
 
 class _Nodes:
-    """The schemas in a schema, each once, and which apply others. Booleans are left out: nothing is to be checked.
+    """All schemas within a schema, each once, and the schemas that each one applies. Boolean schemas are omitted.
 
     Raises:
-        Refused: A reference does not resolve within the schema, or there are too many.
+        Refused: A reference does not resolve within the schema, or there are too many subschemas.
     """
 
     def __init__(self, root: Any) -> None:
@@ -200,7 +203,7 @@ class _Nodes:
                     if place[0] in IN_PLACE:
                         in_place.append(id(part))
             names = [node[key] for key in ANCHORS if isinstance(node.get(key), str)]
-            ids = [node[key] for key in ("$id", "id") if isinstance(node.get(key), str)]  # their form until draft 7
+            ids = [node[key] for key in ("$id", "id") if isinstance(node.get(key), str)]  # anchors until draft 7
             names += [name[1:] for name in ids if name.startswith("#")]
             anchors |= dict.fromkeys(names, (path, node))
             references += [(path, node, key) for key in REFERENCES if isinstance(node.get(key), str)]
@@ -214,24 +217,24 @@ class _Nodes:
             message = (
                 f"the reference {shown!r} points outside the schema; only references that start with # are allowed"
             )
-            remedy = "put what it refers to into `$defs` of the same schema, and write #/$defs/NAME"
+            remedy = "put the target into `$defs` of the same schema, and write #/$defs/NAME"
             raise invalid_at((*path, key), message, remedy)
         found = anchors.get(unquote(reference[1:])) or resolved(self._root, reference)
         if found is None or not isinstance(found[1], dict | bool):
             message = f"the reference {shown!r} cannot be resolved"
-            remedy = "add what it refers to to `$defs` of the schema"
+            remedy = "add the target to `$defs` of the schema"
             raise invalid_at((*path, key), message, remedy)
         return found
 
     def num_applied(self) -> int:
-        """The number of subschemas that the top one applies, references followed."""
+        """Return the number of subschemas that the root schema applies, references followed."""
         sizes: dict[int, int] = {}
         begun: set[int] = set()
         remaining = [(id(self._root), False)]
         while remaining:
             node, parts_done = remaining.pop()
             if parts_done:
-                # A part without a size has begun, but not ended: it refers back.
+                # A part that has begun but has no size is a recursive reference.
                 sizes[node] = 1 + sum(sizes.get(part, 1) for part in self._applied.get(node, ()))
             elif node not in begun:
                 begun.add(node)
@@ -243,7 +246,7 @@ class _Nodes:
         try:
             TopologicalSorter(self._in_place).prepare()
         except CycleError:
-            message = "its references form a cycle: a value would be compared with the same schema forever"
+            message = "its references form a cycle: a value would be validated with the same schema forever"
             remedy = "refer to the schema from `properties` or `items`"
             raise invalid_at((), message, remedy) from None
 
@@ -262,16 +265,18 @@ def _check_json(schema: Any) -> None:
         if depth > MAX_DEPTH:
             what = f"is nested more than {MAX_DEPTH} levels deep"
             raise Refused(SchemaMistake("schema_too_large", (), what, "use fewer levels of objects and lists"))
-        if num_values > MAX_BYTES:  # aliases of a YAML file may stand for more than its text
+        if num_values > MAX_BYTES:  # aliases in a YAML file may expand to more than its text
             raise _too_large((), f"has over {num_values - 1:,} values", MAX_BYTES, "shorten it")
         level = [part for value in level for part in (value.values() if isinstance(value, dict) else value)]
     try:
         size = len(json.dumps(schema, allow_nan=False, ensure_ascii=False).encode())
     except UnicodeEncodeError:
-        raise Refused(SchemaMistake("invalid_schema", (), "has half of a surrogate pair", "write UTF-8 text")) from None
+        raise Refused(
+            SchemaMistake("invalid_schema", (), "contains an unpaired surrogate", "write UTF-8 text")
+        ) from None
     except (ValueError, TypeError, RecursionError):
-        message = "has a value that JSON does not have, such as an infinite number or one of thousands of digits"
-        raise Refused(SchemaMistake("invalid_schema", (), message, "write numbers of ordinary size")) from None
+        message = "contains a value that JSON does not support, such as infinity or a number with thousands of digits"
+        raise Refused(SchemaMistake("invalid_schema", (), message, "use smaller numbers")) from None
     if size > MAX_BYTES:
         raise _too_large(
             (), f"has {size:,} bytes as JSON", MAX_BYTES, "shorten descriptions and enums, or split the tool"
@@ -283,7 +288,7 @@ def _check_numbers(node: Mapping[str, Any], path: Path, grammar: bool) -> None:
         for key in keys if grammar or keys is LEAST else ():
             value = node.get(key)
             if isinstance(value, int | float) and value > most:
-                raise _too_large((*path, key), f"is {_count(value)}", most, "lower it, or leave it out")
+                raise _too_large((*path, key), f"is {_count(value)}", most, "lower it, or remove it")
     if isinstance(choices := node.get("enum"), list) and len(choices) > MAX_CHOICES:
         raise _too_large((*path, "enum"), f"has {len(choices):,} values", MAX_CHOICES, "use a type instead of the enum")
     if grammar:
@@ -291,19 +296,19 @@ def _check_numbers(node: Mapping[str, Any], path: Path, grammar: bool) -> None:
 
 
 def _check_bounds(node: Mapping[str, Any], path: Path) -> None:
-    """Refuse what a grammar cannot be made of: bounds between which nothing is, and those of integers in fractions."""
+    """Reject bounds that a grammar cannot express: empty ranges, and fractional bounds of integers."""
     if node.get("enum") == []:
-        raise invalid_at((*path, "enum"), "has no values", "list some, or leave it out")
+        raise invalid_at((*path, "enum"), "is empty", "add values, or remove it")
     whole = node.get("type") == "integer"
     for key in NUMERIC if whole else ():
         if isinstance(value := node.get(key), float) and not value.is_integer():
-            raise invalid_at((*path, key), "is not a whole number, as bounds of integers must be", "round it")
+            raise invalid_at((*path, key), "must be a whole number, since it bounds an integer", "round it")
     for least, most in BOUNDS:
         low, high = _number(node.get(least)), _number(node.get(most))
         if low is not None and high is not None:
             strict = sum(key.startswith("exclusive") for key in (least, most))
             if low > high or (strict and low == high) or (whole and strict == 2 and int(high) == int(low) + 1):
-                raise invalid_at((*path, least), f"leaves nothing below {most}", f"lower it, or raise {most}")
+                raise invalid_at((*path, least), f"leaves no values below {most}", f"lower it, or raise {most}")
 
 
 def _number(value: Any) -> float | None:
@@ -311,13 +316,13 @@ def _number(value: Any) -> float | None:
 
 
 def invalid_at(path: Path, what: str, remedy: str) -> Refused:
-    """Return the error of an invalid part of a schema."""
+    """Return the error for an invalid part of a schema."""
     return Refused(SchemaMistake("invalid_schema", path, what, remedy))
 
 
 def _check_patterns(patterns: list[tuple[Path, str]]) -> None:
     if len(patterns) > MAX_PATTERNS:
-        raise _too_large((), f"has {len(patterns):,} patterns", MAX_PATTERNS, "leave some out")
+        raise _too_large((), f"has {len(patterns):,} patterns", MAX_PATTERNS, "remove some")
     for path, pattern in patterns:
         if len(pattern) > MAX_PATTERN_CHARS:
             raise _too_large(path, f"has {len(pattern):,} characters", MAX_PATTERN_CHARS, "write a shorter pattern")

@@ -1,6 +1,7 @@
-"""JSON schemas without references and without what models need not read, within fixed bounds.
+"""Tool schemas as models read them: references are inlined and irrelevant keywords removed, within fixed bounds.
 
-Most chat templates write a tool's schema into the prompt as it is. Keywords of OpenAPI 3.0 become those of JSON Schema.
+Most chat templates write a tool's schema into the prompt unchanged. Keywords of OpenAPI 3.0 are converted to JSON
+Schema.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 from agent_rft.spec.schemas.form import MANY, NAMED, ONE, Path, Refused, SchemaMistake, invalid_at, resolved
 
 MAX_NODES = 2_000
-"""Subschemas of one tool after following references, which can grow without bound."""
+"""Maximum subschemas of one tool after following references, which can grow without bound."""
 MAX_DEPTH = 40
 MAX_DESCRIPTION_CHARS = 1_000
 LEFT_OUT = frozenset(
@@ -32,9 +33,9 @@ LEFT_OUT = frozenset(
 
 
 def inlined(schema: Any, root: Any, path: Path = ()) -> tuple[dict[str, Any] | None, SchemaMistake | None]:
-    """The schema, which is at `path` of `root`, with what it refers to in place of its references; or why not."""
+    """Return the schema, which is at `path` of `root`, with its references replaced by their targets; or the error."""
     try:
-        found = _Walk(root).plain(schema, path, (), 0)
+        found = _Inliner(root).plain(schema, path, (), 0)
     except Refused as error:
         return None, error.mistake
     if not isinstance(found, dict):
@@ -42,15 +43,15 @@ def inlined(schema: Any, root: Any, path: Path = ()) -> tuple[dict[str, Any] | N
     return found, None
 
 
-class _Walk:
-    """Follows the references of one schema."""
+class _Inliner:
+    """Recursive replacement of the references of one schema."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._num_left = MAX_NODES
 
     def plain(self, schema: Any, path: Path, above: tuple[str, ...], depth: int) -> Any:
-        """The schema at `path` without references; `above` are those that led here."""
+        """Return the schema at `path` without references; `above` lists the references that led to it."""
         self._num_left -= 1
         if self._num_left < 0 or depth > MAX_DEPTH:
             what = f"has more than {MAX_NODES:,} parts or {MAX_DEPTH} levels once its references are followed"
@@ -58,7 +59,7 @@ class _Walk:
         if not isinstance(schema, dict):
             return schema
         if (reference := schema.get("$ref")) is not None:
-            return self._followed(schema, reference, path, above, depth)
+            return self._follow(schema, reference, path, above, depth)
         found: dict[str, Any] = {}
         for key, value in schema.items():
             if key in NAMED and key not in LEFT_OUT and isinstance(value, dict):
@@ -75,35 +76,35 @@ class _Walk:
                 found[key] = value.strip()[:MAX_DESCRIPTION_CHARS]
             elif key not in LEFT_OUT and not str(key).startswith("x-"):
                 found[key] = value
-        return _of_today(found, schema)
+        return _convert_openapi(found, schema)
 
-    def _followed(self, schema: dict[str, Any], reference: Any, path: Path, above: tuple[str, ...], depth: int) -> Any:
+    def _follow(self, schema: dict[str, Any], reference: Any, path: Path, above: tuple[str, ...], depth: int) -> Any:
         at = (*path, "$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):
-            message = f"{str(reference)[:200]!r} is in another document, and nothing is fetched"
+            message = f"{str(reference)[:200]!r} is in another document, which is not fetched"
             raise invalid_at(at, message, "bundle all documents into one file first")
         if reference in above:
-            message = f"{reference[:200]} contains itself, so the schema has no end"
-            remedy = "replace the inner reference by {type: object}, or leave the tool out by naming others with --tool"
+            message = f"{reference[:200]} contains itself, so the schema is infinite"
+            remedy = "replace the inner reference by {type: object}, or select only other tools with --tool"
             raise invalid_at(at, message, remedy)
         target = resolved(self._root, reference)
         if target is None:
-            raise invalid_at(at, f"there is no {reference[:200]} in the document", "correct the reference")
+            raise invalid_at(at, f"{reference[:200]} does not exist in the document", "correct the reference")
         place, found = target
         result = self.plain(found, place, (*above, reference), depth + 1)
-        beside = {key: value for key, value in schema.items() if key != "$ref"}
-        if beside and isinstance(result, dict):  # such as a default or a description
-            result = {**result, **self.plain(beside, path, above, depth + 1)}
+        siblings = {key: value for key, value in schema.items() if key != "$ref"}
+        if siblings and isinstance(result, dict):  # such as a default or a description
+            result = {**result, **self.plain(siblings, path, above, depth + 1)}
         return result
 
 
-def _of_today(found: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """With the forms of OpenAPI 3.0 as JSON Schema 2020-12 has them."""
+def _convert_openapi(found: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    """Convert OpenAPI 3.0 keywords to JSON Schema 2020-12 keywords."""
     if isinstance(required := found.get("required"), list) and isinstance(names := found.get("properties"), dict):
         found["required"] = [
             name
             for name in required
-            if not isinstance(name, str) or name in names or name not in schema["properties"]  # those left out
+            if not isinstance(name, str) or name in names or name not in schema["properties"]  # removed above
         ]
     for key, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if isinstance(found.get(key), bool) and found.pop(key) and bound in found:

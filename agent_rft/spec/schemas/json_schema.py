@@ -1,8 +1,8 @@
-"""Validation by JSON schemas that users write: the one place for the API, checks of jobs, rollouts and grammars.
+"""Validation with users' JSON schemas, for the API, job checks, rollouts and grammars.
 
-The time of everything here is bounded: schemas have caps (`form`), patterns run on an engine of linear time
-(those that it cannot read, with lookaround or backreferences, with few steps of backtracking), and a value that is too
-large for its schema is a violation. jsonschema-rs follows no reference out of a schema.
+The time of all functions is bounded. Schemas have limits (`form`). Patterns run on a linear-time engine; patterns with
+lookaround or backreferences run on another engine with few backtracking steps. A value that is too large for its schema
+is a violation. jsonschema-rs follows no reference out of a schema.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from agent_rft.spec.schemas.form import (
 )
 
 REGEX_BYTES = 1 << 20
-"""Memory of a compiled pattern, and that of the states which it keeps while it runs."""
+"""Maximum memory of a compiled pattern, and of the states that it caches while it runs."""
 MAX_BACKTRACKS = 10_000
-"""Steps of a pattern with lookaround or backreferences for one text: some milliseconds."""
+"""Maximum backtracking steps of a pattern for one string: some milliseconds."""
 MAX_COMPARISONS = 5_000_000
-"""Values times subschemas of one validation: at most some seconds, mostly milliseconds."""
+"""Maximum product of values and subschemas in one validation: at most a few seconds, usually milliseconds."""
 MAX_PATTERN_WORK = 1_000_000
-"""Characters times patterns of one validation: at most some seconds, mostly milliseconds."""
+"""Maximum product of characters and patterns in one validation: at most a few seconds, usually milliseconds."""
 BACKTRACKING_COST = 10
-"""How many times slower a pattern that backtracks may be."""
+"""Cost of a backtracking pattern relative to a linear one."""
 MAX_VALUE_DEPTH = 200
-"""Levels of a value: jsonschema-rs raises an error from about 250 on."""
+"""Maximum nesting depth of a value: jsonschema-rs raises an error from about 250 levels."""
 MAX_WORDS_CHARS = 300
 MAX_VALUE_CHARS = 60
 MAX_EXPLAINED = 50
-"""Subschemas that are looked at to name a violation."""
+"""Maximum subschemas that are examined to explain a violation."""
 
 _VALUE = "\0"
-"""Stands for the value in jsonschema-rs's messages, which may be of any length."""
+"""Placeholder for the value in jsonschema-rs's messages, since the value may have any length."""
 _DIALECTS = {
     "json-schema.org/draft-04/schema": jsonschema_rs.Draft4Validator,
     "json-schema.org/draft-06/schema": jsonschema_rs.Draft6Validator,
@@ -61,17 +61,18 @@ _BACKTRACKING = jsonschema_rs.FancyRegexOptions(
     backtrack_limit=MAX_BACKTRACKS, size_limit=REGEX_BYTES, dfa_size_limit=REGEX_BYTES
 )
 MAX_REPEATS = 1_000
-"""Repetitions such as {1,1000} in a pattern of a grammar, whose time to compile grows with their square: 0.04 s."""
+"""Maximum repetitions, as in {1,1000}, in a grammar's pattern. Compile time grows with their square: 0.04 s at the
+limit."""
 MAX_ALL_REPEATS = 10_000
-"""The sum of such repetitions in a schema."""
+"""Maximum sum of such repetitions in a schema."""
 _REPETITION = re.compile(r"\{(?:\d*,)?(\d+),?\}")
 _NOT_IN_GRAMMARS = re.compile(r"\\[bBpP]")
 
 
 def schema_mistake(schema: Any, *, grammar: bool = False) -> SchemaMistake | None:
-    """Why values cannot be validated against this JSON schema; None if they can.
+    """Return why values cannot be validated with this JSON schema; None if they can.
 
-    With `grammar`, also why the answers of a model cannot be held to it. Compiles every pattern.
+    With `grammar`, check as well whether decoding can be constrained to the schema. Compiles every pattern.
     """
     if schema is None:
         return None
@@ -83,29 +84,29 @@ def schema_mistake(schema: Any, *, grammar: bool = False) -> SchemaMistake | Non
         repeats = sum(map(int, _REPETITION.findall(pattern)))
         all_repeats += repeats
         if repeats > MAX_REPEATS or all_repeats > MAX_ALL_REPEATS:
-            message = f"its patterns repeat {repeats:,} times, those of the schema until here {all_repeats:,} times; "
-            message += f"at most {MAX_REPEATS:,} and {MAX_ALL_REPEATS:,} are allowed where a grammar holds the value"
+            message = f"the pattern has {repeats:,} repetitions, and the patterns so far have {all_repeats:,}; "
+            message += f"at most {MAX_REPEATS:,} and {MAX_ALL_REPEATS:,} are allowed if a grammar constrains the value"
             return SchemaMistake("schema_too_large", path, message, "use + or *, and minLength and maxLength")
     try:
         _, options = _compiled(_plain(schema), _dialect(schema))
     except ValueError as error:
         for path, pattern in patterns:
-            if not _reads(pattern, _LINEAR) and not _reads(pattern, _BACKTRACKING):
+            if not _is_supported(pattern, _LINEAR) and not _is_supported(pattern, _BACKTRACKING):
                 shown = repr(shortened(pattern, MAX_VALUE_CHARS))
-                message = f"{shown} is not a regular expression of ECMA-262, or takes more than 1 MiB when compiled"
+                message = f"{shown} is not a valid ECMA-262 regular expression, or needs more than 1 MiB when compiled"
                 remedy = "correct it; use maxLength instead of large repetitions"
                 return SchemaMistake("invalid_schema", path, message, remedy)
         return SchemaMistake("invalid_schema", (), shortened(str(error), MAX_WORDS_CHARS))
     for path, pattern in patterns if grammar else ():
-        if (lacking := _not_in_grammars(pattern, options)) is not None:
+        if (lacking := _find_unsupported(pattern, options)) is not None:
             message = f"{shortened(pattern, MAX_VALUE_CHARS)!r} has {lacking}, which a grammar cannot express"
-            remedy = "write it with classes, groups and repetitions only, such as [a-z]+"
+            remedy = "use only character classes, groups and repetitions, such as [a-z]+"
             return SchemaMistake("unsupported_pattern", path, message, remedy)
     return None
 
 
 def form_mistake(schema: Any, *, grammar: bool = False) -> SchemaMistake | None:
-    """What is wrong with a schema's form; nothing is compiled, so it takes milliseconds, whatever its patterns are."""
+    """Return the structural error of a schema, or None. Compiles no pattern, so it always takes milliseconds."""
     if schema is None:
         return None
     try:
@@ -114,20 +115,20 @@ def form_mistake(schema: Any, *, grammar: bool = False) -> SchemaMistake | None:
         return refused.mistake
     plain = _plain(schema)
     try:
-        described = plain if isinstance(plain, bool) else {**plain, "$schema": _url_of(_dialect(schema))}
+        described = plain if isinstance(plain, bool) else {**plain, "$schema": _dialect_url(_dialect(schema))}
         jsonschema_rs.meta.validate(described)
     except jsonschema_rs.ValidationError as error:
-        path, value = tuple(error.instance_path), error.instance  # the path has a key such as "1" as a number
-        written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # as the message has it
-        words = error.message.replace(written, _shown(value))
+        path, value = tuple(error.instance_path), error.instance  # the path contains a key such as "1" as a number
+        written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # as in the message
+        words = error.message.replace(written, _format_value(value))
         return SchemaMistake("invalid_schema", path, shortened(words, MAX_WORDS_CHARS))
     return None
 
 
 class Checker:
-    """Compares values with a schema.
+    """Validator of values with a schema.
 
-    A schema that is refused today, of a job that began before, is compared at its top level only.
+    A job that started before the current limits may have a schema that they reject. Only its top level is validated.
     """
 
     def __init__(self, schema: Any) -> None:
@@ -140,8 +141,8 @@ class Checker:
         self._pattern_cost = len(patterns_in(schema)) * (1 if self._options is _LINEAR else BACKTRACKING_COST)
 
     def mistake(self, value: Any) -> str | None:
-        """How a value of JSON breaks the schema, as `at $.path: words` for the model; None if it does not."""
-        num_values, num_chars, depth = _size_of(value)
+        """Return how a JSON value violates the schema, as `at $.path: words` for the model; None if it is valid."""
+        num_values, num_chars, depth = _measure(value)
         if depth > MAX_VALUE_DEPTH:
             return f"at $: they are nested more than {MAX_VALUE_DEPTH} levels deep"
         if num_values * self._num_subschemas > MAX_COMPARISONS or num_chars * self._pattern_cost > MAX_PATTERN_WORK:
@@ -155,10 +156,10 @@ class Checker:
         return shortened(f"at {shown_path(path)}: {words}", MAX_WORDS_CHARS)
 
     def _part(self, path: Path) -> jsonschema_rs.Validator | None:
-        """The compiled subschema at a path."""
+        """Return the compiled subschema at a path."""
         if self._parts is None:
             self._parts = jsonschema_rs.validator_map_for(
-                {**self._schema, "$schema": _url_of(self._dialect)},
+                {**self._schema, "$schema": _dialect_url(self._dialect)},
                 validate_formats=False,
                 offline=True,
                 pattern_options=self._options,
@@ -167,7 +168,7 @@ class Checker:
 
 
 def top_level(schema: Any) -> dict[str, Any]:
-    """What the top level of a schema says about types and required keys of an object."""
+    """Return the types and required keys at the top level of a schema."""
     if not isinstance(schema, dict):
         return {}
     properties = schema.get("properties")
@@ -184,15 +185,15 @@ def top_level(schema: Any) -> dict[str, Any]:
 
 
 def _compiled(schema: Any, dialect: type[jsonschema_rs.Validator]) -> tuple[jsonschema_rs.Validator, Any]:
-    """The validator of a schema, and how it matches patterns: in linear time if all of them can be."""
+    """Return the validator of a schema and its pattern options: linear time if that supports all patterns."""
     for options in (_LINEAR, _BACKTRACKING):
         with suppress(ValueError):
             return dialect(schema, validate_formats=False, offline=True, mask=_VALUE, pattern_options=options), options
-    # The error is that of the engine which reads more.
+    # Raise the error of the engine that supports more patterns.
     return dialect(schema, validate_formats=False, offline=True, mask=_VALUE, pattern_options=_BACKTRACKING), None
 
 
-def _reads(pattern: str, options: Any) -> bool:
+def _is_supported(pattern: str, options: Any) -> bool:
     try:
         jsonschema_rs.Draft202012Validator({"pattern": pattern}, offline=True, pattern_options=options)
     except ValueError:
@@ -200,9 +201,9 @@ def _reads(pattern: str, options: Any) -> bool:
     return True
 
 
-def _not_in_grammars(pattern: str, options: Any) -> str | None:
-    """What a pattern has that no grammar can express, or None."""
-    if options is not _LINEAR and not _reads(pattern, _LINEAR):
+def _find_unsupported(pattern: str, options: Any) -> str | None:
+    """Return the part of a pattern that no grammar can express, or None."""
+    if options is not _LINEAR and not _is_supported(pattern, _LINEAR):
         return "lookaround or a backreference"
     found = _NOT_IN_GRAMMARS.search(pattern.replace("\\\\", ""))
     return None if found is None else found[0]
@@ -214,13 +215,13 @@ def _dialect(schema: Any) -> type[jsonschema_rs.Validator]:
     return _DIALECTS.get(name, jsonschema_rs.Draft202012Validator)
 
 
-def _url_of(dialect: type[jsonschema_rs.Validator]) -> str:
+def _dialect_url(dialect: type[jsonschema_rs.Validator]) -> str:
     name = next(name for name, found in _DIALECTS.items() if found is dialect)
     return f"{'https' if name.endswith(('2019-09/schema', '2020-12/schema')) else 'http'}://{name}"
 
 
 def _plain(schema: Any) -> Any:
-    """A schema without ids and dialects: each reference is resolved from its top, by one set of rules."""
+    """Remove ids and dialects from a schema, so that all references resolve from its root by one set of rules."""
     if not isinstance(schema, dict):
         return schema
     plain = {key: value for key, value in schema.items() if key not in ("$schema", "$vocabulary")}
@@ -241,19 +242,19 @@ def _escaped(part: str) -> str:
     return part.replace("~", "~0").replace("/", "~1")
 
 
-def _size_of(value: Any) -> tuple[int, int, int]:
-    """The number of values in a value of JSON, that of the characters of its texts and keys, and its depth."""
+def _measure(value: Any) -> tuple[int, int, int]:
+    """Return the number of values in a JSON value, the number of characters in its strings and keys, and its depth."""
     num_values = num_chars = depth = 0
     level = [value]
     while level:
         num_values, depth = num_values + len(level), depth + 1
         num_chars += sum(len(one) for one in level if isinstance(one, str))
         num_chars += sum(len(key) for one in level if isinstance(one, dict) for key in one)
-        level = [part for one in level if isinstance(one, dict | list) for part in _parts_of(one)]
+        level = [part for one in level if isinstance(one, dict | list) for part in _children(one)]
     return num_values, num_chars, depth
 
 
-def _parts_of(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+def _children(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value
 
 
@@ -261,7 +262,7 @@ def _parts_of(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
 
 
 class _Explanation:
-    """Finds the violation to report: the first one on the way from the top.
+    """Search for the violation to report: the first one on the path from the root.
 
     jsonschema-rs could list all violations, but their number grows exponentially with the depth of a value.
     """
@@ -271,27 +272,27 @@ class _Explanation:
         self._left = MAX_EXPLAINED
 
     def of(self, at: Path, value: Any, path: Path) -> tuple[int, Path, str]:
-        """(depth, path, words) of a violation of the subschema at `at` by `value`, which is at `path`."""
-        schema = _inside(self._root, at)
+        """Return (depth, path, words) of a violation of the subschema at `at` by `value`, which is at `path`."""
+        schema = _value_at(self._root, at)
         if not isinstance(schema, dict):
-            return len(path), path, f"{_shown(value)} is not allowed here"
+            return len(path), path, f"{_format_value(value)} is not allowed here"
         self._left -= 1
-        if (words := self._own(schema, value)) is not None:
+        if (words := self._own_violation(schema, value)) is not None:
             return len(path), path, words
-        for place, inner, inner_path in self._below(schema, at, value, path):
+        for place, inner, inner_path in self._subschemas(schema, at, value, path):
             if self._left <= 0:
                 break
             if not self._fits(place, inner):
                 return self.of(place, inner, inner_path)
         for key in ("anyOf", "oneOf"):
-            if key in schema and (found := self._of_branches(key, at, schema, value, path)) is not None:
+            if key in schema and (found := self._explain_branches(key, at, schema, value, path)) is not None:
                 return found
         keys = [key for key in ("not", "contains", "propertyNames", "if", "unevaluatedProperties") if key in schema]
         rest = f"'{keys[0]}'" if keys else "the schema"
-        return len(path), path, f"{_shown(value)} breaks the rule {rest}"
+        return len(path), path, f"{_format_value(value)} breaks the rule {rest}"
 
-    def _own(self, schema: Mapping[str, Any], value: Any) -> str | None:
-        """The violation of what the schema says itself, without subschemas."""
+    def _own_violation(self, schema: Mapping[str, Any], value: Any) -> str | None:
+        """Return the violation of the schema's own keywords, without subschemas; None if there is no violation."""
         own = {key: part for key, part in schema.items() if key not in ONE | MANY | NAMED and key[:1] != "$"}
         if schema.get("additionalProperties") is False:
             own |= {"properties": dict.fromkeys(schema.get("properties") or {"": True}, True)}
@@ -303,8 +304,8 @@ class _Explanation:
             return _words(error, value)
         return None
 
-    def _below(self, schema: Mapping[str, Any], at: Path, value: Any, path: Path) -> Any:
-        """(place of the subschema, value, path of the value) of what the schema says about parts, and of `allOf`."""
+    def _subschemas(self, schema: Mapping[str, Any], at: Path, value: Any, path: Path) -> Any:
+        """Yield (subschema path, value, value path) for references, `allOf`, properties and items."""
         for key in ("$ref", "$dynamicRef", "$recursiveRef"):
             if isinstance(schema.get(key), str) and (found := resolved(self._root, schema[key])) is not None:
                 yield found[0], value, path
@@ -328,31 +329,31 @@ class _Explanation:
                 elif isinstance(schema.get("items"), dict):
                     yield (*at, "items"), inner, (*path, i)
 
-    def _of_branches(
+    def _explain_branches(
         self, key: str, at: Path, schema: Mapping[str, Any], value: Any, path: Path
     ) -> tuple[int, Path, str] | None:
-        """The violation of the branch that the value nearly fits, if there is one such branch."""
+        """Return the violation of the branch that the value matches most deeply, if there is one such branch."""
         branches = range(len(schema[key]))
         fitting = [i for i in branches if self._fits((*at, key, i), value)]
         if fitting:
             if key == "anyOf" or len(fitting) == 1:
                 return None
-            return len(path), path, f"{_shown(value)} is valid under more than one of the given schemas"
+            return len(path), path, f"{_format_value(value)} is valid under more than one of the given schemas"
         found = [self.of((*at, key, i), value, path) for i in branches if self._left > 0]
         deepest = max((depth for depth, *_ in found), default=0)
         nearly = [one for one in found if one[0] == deepest]
         if len(nearly) == 1:
             return nearly[0]
-        return len(path), path, f"{_shown(value)} is not valid under any of the given schemas"
+        return len(path), path, f"{_format_value(value)} is not valid under any of the given schemas"
 
     def _fits(self, at: Path, value: Any) -> bool:
-        if isinstance(part := _inside(self._root, at), bool):
+        if isinstance(part := _value_at(self._root, at), bool):
             return part
         validator = self._part(at)
         return validator is None or bool(validator.is_valid(value))
 
 
-def _inside(root: Any, path: Path) -> Any:
+def _value_at(root: Any, path: Path) -> Any:
     for part in path:
         root = root[part]
     return root
@@ -361,16 +362,16 @@ def _inside(root: Any, path: Path) -> Any:
 def _words(error: jsonschema_rs.ValidationError, value: Any) -> str:
     kind = error.kind
     if isinstance(kind, jsonschema_rs.ValidationErrorKind.BacktrackLimitExceeded):
-        return f"{_shown(value)} cannot be compared with the pattern in {MAX_BACKTRACKS:,} steps"
-    return shortened(error.message, MAX_WORDS_CHARS).replace(_VALUE, _shown(value))
+        return f"{_format_value(value)} cannot be compared with the pattern in {MAX_BACKTRACKS:,} steps"
+    return shortened(error.message, MAX_WORDS_CHARS).replace(_VALUE, _format_value(value))
 
 
-def _shown(value: Any) -> str:
-    """A value as JSON, cut; the text of a large one is not made."""
-    if isinstance(value, dict | list) and _size_of(value)[0] > MAX_VALUE_CHARS:
+def _format_value(value: Any) -> str:
+    """Return a shortened value as JSON; a large value is not serialized."""
+    if isinstance(value, dict | list) and _measure(value)[0] > MAX_VALUE_CHARS:
         return "the object" if isinstance(value, dict) else "the list"
     try:
         text = json.dumps(value, ensure_ascii=False)
-    except ValueError:  # an integer of thousands of digits
+    except ValueError:  # an integer with thousands of digits
         return "the number"
     return shortened(text, MAX_VALUE_CHARS)

@@ -117,7 +117,7 @@ def test_a_client_works_with_the_environment_of_a_shared_machine(tmp_path: Path)
     ("environment", "said"),
     [
         ({"ALL_PROXY": "socks5://user:secret@proxy:1080"}, "ALL_PROXY is a socks5:// proxy"),
-        ({"AGENT_RFT_API_KEY": "“sk-secret”"}, "AGENT_RFT_API_KEY contains characters that no key has"),
+        ({"AGENT_RFT_API_KEY": "“sk-secret”"}, "AGENT_RFT_API_KEY contains non-ASCII characters"),
         ({"AGENT_RFT_API_KEY": "sk-\nsecret"}, "AGENT_RFT_API_KEY contains a line break"),
         ({"AGENT_RFT_BASE_URL": "http://user:secret@ho st/v1"}, "AGENT_RFT_BASE_URL contains white space"),
         ({"AGENT_RFT_BASE_URL": "“http://secret/v1”"}, "AGENT_RFT_BASE_URL must start with http://"),

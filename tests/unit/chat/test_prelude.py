@@ -70,7 +70,7 @@ def test_tools_are_shown_where_nobody_has_asked_yet() -> None:
 
 
 def test_a_template_that_shows_no_messages_is_refused() -> None:
-    with pytest.raises(UserError, match="leaves out the user's messages"), ChatTemplate("{{ bos_token }}") as own:
+    with pytest.raises(UserError, match="omits the user's messages"), ChatTemplate("{{ bos_token }}") as own:
         tools_as_text(own)
 
 

@@ -220,7 +220,7 @@ def test_a_missing_variable_is_one_problem_however_often_it_is_used_and_has_no_c
     assert (unknown.code, unknown.field) == ("invalid_extra_forbidden", "sed")
     assert (seeds.code, seeds.field) == ("missing_variable", "seed")
     assert (url.code, url.field) == ("missing_variable", "method.reinforcement.tools[0].server_url")
-    assert url.message.endswith("URL is not set, needed 2 times") and "SEED is not set" in seeds.message
+    assert url.message.endswith("URL is not set, but used 2 times") and "SEED is not set" in seeds.message
 
 
 def test_the_line_break_of_a_file_does_not_count_in_a_variable() -> None:

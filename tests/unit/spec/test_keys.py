@@ -27,8 +27,8 @@ def test_an_empty_variable_is_not_set(environment: dict[str, str]) -> None:
         ("sk-sec\nret", "line break"),
         ("sk-sec ret", "blank"),
         ("sk-sec\x00ret", "control character"),
-        ('"sk-secret"', "is in quotes"),
-        ("'sk-secret'", "is in quotes"),
+        ('"sk-secret"', "is enclosed in quotes"),
+        ("'sk-secret'", "is enclosed in quotes"),
     ],
 )
 def test_a_mistake_is_named_without_the_key(key: str, mistake: str | None) -> None:

@@ -297,7 +297,7 @@ async def test_a_grader_and_numbers_beyond_todays_limits_warn_it(stopped: Stoppe
     found = await prepared(stopped)
     for what in ("64 graders", "16 graders that start a process", "1,000 placeholders"):
         assert any(f"has more than {what}" in warning for warning in found.warnings)
-    assert any("keeps 70000, which a new job may not have" in warning for warning in found.warnings)
+    assert any("keeps 70000, which is invalid in a new job" in warning for warning in found.warnings)
     assert found.job.cluster.max_num_seqs == 70_000
     job = load_job(stopped.job, VARIABLES)
     with pytest.raises(InvalidJob, match="grader_too_large"):

@@ -122,7 +122,7 @@ OTHERS = "such as --tool|each with --tool"
             r"schemas.Pet.properties.tag.\$ref \(.*:34\): operation 'put_pet': #/components/schemas/Pet contains itself"
             r".*\n.*replace the inner reference",
         ),
-        (changed("schemas/Tag'}", "schemas/Dog'}"), r"tag.\$ref \(.*:34\): .*there is no #/components/schemas/Dog"),
+        (changed("schemas/Tag'}", "schemas/Dog'}"), r"tag.\$ref \(.*:34\): .*#/components/schemas/Dog does not exist"),
         (changed("'#/components/schemas/Tag'", "other.yaml#/Tag"), r"'other.yaml#/Tag' is in another document"),
         (
             changed("#/components/parameters/petId", "http://127.0.0.1:9/petId"),

@@ -76,7 +76,7 @@ def template(text: str) -> Callable[[Path], None]:
         (quantized("fp8"), "unsupported_model", "quantized (fp8)", "before it was quantized"),
         (quantized("mxfp4"), "unsupported_model", "quantized (mxfp4)", "Mxfp4Config(dequantize=True)"),
         (template("{% if x %}"), "template_syntax", "line 1", "correct the template"),
-        (template(ENDLESS), "template_too_costly", "2 s of a processor", "remove nested loops"),
+        (template(ENDLESS), "template_too_costly", "2 s of CPU time", "remove nested loops"),
     ],
 )
 def test_a_model_that_cannot_be_trained_is_a_problem_with_a_remedy(

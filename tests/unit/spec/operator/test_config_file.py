@@ -83,7 +83,11 @@ def test_a_mistake_names_its_field_and_line(tmp_path: Path, text: str, field: st
 )
 def test_a_key_that_cannot_be_sent_is_refused_without_being_shown(field: str, text: str, tmp_path: Path) -> None:
     config = tmp_path / "operator.yaml"
-    for key, mistake in (("“sk-secret”", "curly quotes"), ('"sk-secret"', "is in quotes"), ("a sk-secret", "a blank")):
+    for key, mistake in (
+        ("“sk-secret”", "curly quotes"),
+        ('"sk-secret"', "is enclosed in quotes"),
+        ("a sk-secret", "a space"),
+    ):
         config.write_text(text.replace("'{}'", json.dumps(key)))
         with pytest.raises(InvalidJob) as error:
             load_operator(config, environment={})

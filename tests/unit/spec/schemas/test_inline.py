@@ -71,10 +71,10 @@ def test_a_description_is_cut() -> None:
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("#/$defs/Tree", "#/$defs/Tree contains itself, so the schema has no end"),
-        ("#/$defs/Bush", "there is no #/$defs/Bush in the document"),
-        ("trees.json#/Tree", "'trees.json#/Tree' is in another document, and nothing is fetched"),
-        (3, "'3' is in another document, and nothing is fetched"),
+        ("#/$defs/Tree", "#/$defs/Tree contains itself, so the schema is infinite"),
+        ("#/$defs/Bush", "#/$defs/Bush does not exist in the document"),
+        ("trees.json#/Tree", "'trees.json#/Tree' is in another document, which is not fetched"),
+        (3, "'3' is in another document, which is not fetched"),
     ],
 )
 def test_a_reference_that_cannot_be_followed_is_refused_with_its_place(reference: Any, message: str) -> None:

@@ -154,7 +154,7 @@ def test_damaged_trackers_are_refused_with_the_remedy(damaged: Any) -> None:
 
 
 def test_a_value_of_another_form_is_refused_with_the_remedy() -> None:
-    with pytest.raises(InvalidJob, match="continue it with the version of agent-rft that began it") as raised:
+    with pytest.raises(InvalidJob, match="resume it with the version of agent-rft that started it") as raised:
         without_todays_bounds(raw_job(limits={"max_tool_calls": "many"}), "the run")
     assert [problem.field for problem in raised.value.problems] == ["method.reinforcement.limits.max_tool_calls"]
 
@@ -212,10 +212,10 @@ def test_no_message_shows_what_a_tools_own_keys_hold(tmp_path: Path, now: str) -
         ('{"format": 3, "job": {}, "plan": {}, "digests": ["a"]}', "is damaged"),
         ('{"format": 3, "job": {}, "plan": {}, "context_length": 0}', "is damaged"),
         ('{"format": 3, "job": {}, "plan": {}, "layout": {"micro_batch_tokens": 0}}', "is damaged"),
-        ('{"format": 3, "job": {"model": "x", "method": []}, "plan": {}}', "value of an older form"),
+        ('{"format": 3, "job": {"model": "x", "method": []}, "plan": {}}', "value in an older format"),
         (
             '{"format": 3, "job": {"model": "x", "method": {"reinforcement": [1]}}, "plan": {}}',
-            "value of an older form",
+            "value in an older format",
         ),
     ],
 )
