@@ -1,1 +1,1 @@
-"""One run, from a job to its end: planning, preflight, the driver, records and views."""
+"""One run, from its job to its result: planning, checks, the driver, records and views."""

@@ -1,4 +1,4 @@
-"""What a run writes to disk: the run folder, its rollout files, and the redaction of secrets in all that is shown.
+"""Records of a run on disk: the run folder, rollout files and their index, checkpoint storage, and redaction.
 
-Formats and files only: no Ray, no database, and no decision about what is worth recording.
+The package has only formats and files: no Ray, no server's database, and no decision about what is worth recording.
 """

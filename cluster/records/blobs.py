@@ -15,35 +15,35 @@ import fsspec
 from agent_rft.errors import UserError
 
 MARKER = ".agent-rft"
-"""An empty file in remote storage: it can be read if the storage answers."""
+"""An empty file in remote storage, read to check that the storage answers."""
 
 
 def open_location(url: str, setting: str) -> tuple[Any, str]:
-    """The file system of an fsspec URL, and the path in it. Credentials come from the environment.
+    """Return the file system of an fsspec URL, and the path in it. Credentials come from the environment.
 
     Raises:
-        UserError: fsspec does not support the URL's protocol, or its library is not installed; names the `setting`.
+        UserError: fsspec does not support the URL's protocol, or its library is not installed.
     """
     try:
         files, root = fsspec.url_to_fs(url)
     except ValueError as error:
-        raise UserError(f"{setting}: {error}; use another one, such as s3://, gs://, az:// or file://") from None
+        raise UserError(f"{setting}: {error}; use a supported URL, such as s3://, gs://, az:// or file://") from None
     except ImportError as error:
-        raise UserError(f"{setting}: {error}") from None  # it says what to install
+        raise UserError(f"{setting}: {error}") from None  # the error names the package to install
     return files, str(root)
 
 
 class Blobs(Protocol):
-    """Whole files by name. Calls block."""
+    """Storage for files by name. Calls block."""
 
     def put(self, path: Path, name: str) -> None:
         """Store the local file at `path`, which may be moved away."""
 
     def path(self, name: str) -> Path:
-        """The path of the file on this machine.
+        """Return the local path of the file.
 
         Raises:
-            FileNotFoundError: There is no file of this name.
+            FileNotFoundError: The storage has no file of this name.
         """
 
     def delete(self, name: str) -> None:
@@ -82,7 +82,7 @@ class FolderBlobs:
 
 
 class RemoteBlobs:
-    """Files at an fsspec URL; each is copied to the local folder `cache` when it is first read on this machine."""
+    """Files at an fsspec URL. A file is downloaded to the local folder `cache` when it is first read."""
 
     def __init__(self, url: str, cache: Path) -> None:
         """Open the location at `url`.

@@ -1,11 +1,11 @@
-"""Claims on the checkpoints of a run in a store: of several processes, the one with the newest claim writes them.
+"""Claims on a run's checkpoints in a store: only the process with the newest claim writes them.
 
     <run>/owner-000002.json          the claim of the second process that trained this run
-    <run>/owner-000002/step-000005/  what this process wrote; older versions wrote step-000005 directly into <run>
+    <run>/owner-000002/step-000005/  a checkpoint that it wrote; older versions wrote step-000005 directly into <run>
 
-A process creates its claim only if there is no file of that name, and lists in it the complete checkpoints that it
-adopts from earlier owners. An earlier owner that was suspended may still finish an upload, but only in its own folder.
-Readers ignore what it wrote after the newest claim. No clock, lock or rename is needed.
+A process creates its claim only if no file of that name exists. The claim lists the complete checkpoints that it
+adopts from earlier owners. An earlier owner that was suspended may still finish an upload, but only in its own folder,
+and readers ignore uploads that ended after the newest claim. No clock, lock or rename is needed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pydantic import BaseModel, Field, StringConstraints, ValidationError
 from agent_rft.errors import RftError, UserError
 
 FORMAT = 1
-"""The format of claims. Raise it when older programs must not read them."""
+"""Version of the format of claims. Raise it when older programs must not read them."""
 MAX_CLAIM_BYTES = 16 << 20
 MANIFEST = "manifest.json"
 """The file that makes a checkpoint complete."""
 NO_OWNER = 0
-"""The owner of checkpoints from versions without claims."""
+"""Owner number of checkpoints from versions without claims."""
 STEP = re.compile(r"step-\d{6,12}")
 _OWNER = re.compile(r"owner-(\d{6,12})")
 _CLAIM = re.compile(r"owner-(\d{6,12})\.json")
@@ -37,7 +37,7 @@ class CheckpointsTaken(RftError):
 
 
 class CheckpointClaims:
-    """The claims of this process and others on the runs of a store, by the names of the run folders.
+    """Claims of this process and other processes on the runs in a store. A run is named by its run folder.
 
     `files` is an fsspec file system. Its errors are raised unchanged.
     """
@@ -46,13 +46,13 @@ class CheckpointClaims:
         self._files = files
         self._root = root
         self._setting = setting
-        self._own: dict[str, int] = {}
+        self._claimed: dict[str, int] = {}
 
     def take(self, run: str) -> None:
-        """Become the writer of a run's checkpoints, and adopt those that are complete.
+        """Become the writer of a run's checkpoints, and adopt the complete checkpoints.
 
         Raises:
-            UserError: The store cannot create a file only if it does not exist.
+            UserError: The store does not support conditional writes.
         """
         self._files.makedirs(f"{self._root}/{run}", exist_ok=True)
         claims = self.numbers(run)
@@ -60,42 +60,42 @@ class CheckpointClaims:
             number = max(claims, default=NO_OWNER) + 1
             path, claim = self._path(run, number), _Claim(format=FORMAT, adopted=self.complete(run, claims))
             if not self._create(path, claim):
-                claims.append(number)  # another process was faster, or the list of files is old
+                claims.append(number)  # another process was faster, or the listing was outdated
                 continue
             is_unconditional = self._create(path, claim)
-            # An earlier owner begins nothing from here on. What it did since the list was made has to be adopted, too.
+            # Earlier owners start no more uploads. Uploads that they finished since the listing must be adopted, too.
             if not is_unconditional and self.complete(run, claims) == claim.adopted:
                 break
             self._files.rm_file(path)
             if is_unconditional:
-                raise self._unconditional()
-        self._own[run] = number
+                raise self._unsupported()
+        self._claimed[run] = number
 
     def own(self, run: str) -> int:
-        """Return the number of this process's claim on a run, which is made if there is none.
+        """Return the number of this process's claim on a run, claiming it if necessary.
 
         Raises:
             CheckpointsTaken: Another process has a newer claim.
-            UserError: As for `take`.
+            UserError: The store does not support conditional writes.
         """
         claims = self.numbers(run)
-        if max(claims, default=NO_OWNER) > self._own.get(run, math.inf):
-            raise CheckpointsTaken(f"another process has claimed the checkpoints of {run}, so this one copies no more")
-        if self._own.get(run) not in claims:
+        if max(claims, default=NO_OWNER) > self._claimed.get(run, math.inf):
+            raise CheckpointsTaken(f"another process has claimed the checkpoints of {run}; uploads stop here")
+        if self._claimed.get(run) not in claims:
             self.take(run)
-        return self._own[run]
+        return self._claimed[run]
 
     def numbers(self, run: str) -> list[int]:
-        """The numbers of all claims on a run, in order."""
-        return self._numbers(run, _CLAIM)
+        """Return the numbers of all claims on a run, in order."""
+        return self._list_numbers(run, _CLAIM)
 
     def owners(self, run: str) -> list[int]:
-        """The numbers of all owners that may have written checkpoints of a run, in order."""
-        return [NO_OWNER, *self._numbers(run, _OWNER)]
+        """Return the numbers of all owners that may have written checkpoints of a run, in order."""
+        return [NO_OWNER, *self._list_numbers(run, _OWNER)]
 
     def complete(self, run: str, claims: Sequence[int]) -> dict[str, int]:
-        """The owner of each complete checkpoint, oldest checkpoint first, according to the newest of `claims`."""
-        number, adopted = self._newest(run, claims)
+        """Return the owner of each complete checkpoint by the newest of `claims`, oldest checkpoint first."""
+        number, adopted = self._read_newest(run, claims)
         candidates = [*adopted.items(), *((name, number) for name in self.steps(run, number))]
         found = {
             name: owner for name, owner in candidates if self._files.exists(f"{self.at(run, owner, name)}/{MANIFEST}")
@@ -103,7 +103,7 @@ class CheckpointClaims:
         return dict(sorted(found.items(), key=lambda item: step_number(item[0])))
 
     def steps(self, run: str, owner: int) -> list[str]:
-        """The checkpoints that an owner wrote or began to write, oldest first."""
+        """Return the checkpoints that an owner wrote or began to write, oldest first."""
         names = map(last_part, self.paths_in(self._folder(run, owner)))
         return sorted((name for name in names if STEP.fullmatch(name)), key=step_number)
 
@@ -115,19 +115,19 @@ class CheckpointClaims:
             self._files.rm(self._folder(run, number), recursive=True)
 
     def at(self, run: str, owner: int, checkpoint: str) -> str:
-        """The path of a checkpoint that an owner writes."""
+        """Return the path of an owner's checkpoint."""
         return f"{self._folder(run, owner)}/{checkpoint}"
 
     def paths_in(self, at: str) -> list[str]:
-        """The paths in a folder; none if it does not exist."""
-        self._files.invalidate_cache()  # others may have written
+        """Return the paths in a folder; empty if the folder does not exist."""
+        self._files.invalidate_cache()  # other processes may have written
         try:
             return [str(path) for path in self._files.ls(at, detail=False)]
         except FileNotFoundError:
             return []
 
-    def _newest(self, run: str, claims: Sequence[int]) -> tuple[int, dict[str, int]]:
-        """The newest of `claims` and what it adopted. A claim that is being written does not count yet."""
+    def _read_newest(self, run: str, claims: Sequence[int]) -> tuple[int, dict[str, int]]:
+        """Return the newest of `claims` and the checkpoints it adopted. Partly written claims are ignored."""
         for number in sorted(claims, reverse=True):
             path = self._path(run, number)
             try:
@@ -139,25 +139,25 @@ class CheckpointClaims:
         return NO_OWNER, {}
 
     def _create(self, path: str, claim: _Claim) -> bool:
-        """Write a new file; False if there is one of this name."""
+        """Write a new file; return False if a file of this name exists."""
         try:
             with self._files.open(path, "xb") as file:
                 file.write(claim.model_dump_json().encode())
         except (NotImplementedError, ValueError) as error:
-            raise self._unconditional() from error
-        except OSError:  # FileExistsError, or another one of an S3-compatible server that does not name the condition
+            raise self._unsupported() from error
+        except OSError:  # FileExistsError, or an error of an S3-compatible server that does not name the condition
             self._files.invalidate_cache()
             if self._files.exists(path):
                 return False
             raise
         return True
 
-    def _unconditional(self) -> UserError:
-        what = "the store cannot create a file only if it does not exist, so two processes could write the same run"
-        remedy = "use a store with conditional writes, such as s3://, gs://, az:// or file://"
-        return UserError(f"{self._setting}: {what}; {remedy}")
+    def _unsupported(self) -> UserError:
+        problem = "the store does not support conditional writes, so two processes could write the same run"
+        fix = "use a store that does, such as s3://, gs://, az:// or file://"
+        return UserError(f"{self._setting}: {problem}; {fix}")
 
-    def _numbers(self, run: str, pattern: re.Pattern[str]) -> list[int]:
+    def _list_numbers(self, run: str, pattern: re.Pattern[str]) -> list[int]:
         found = (pattern.fullmatch(last_part(path)) for path in self.paths_in(f"{self._root}/{run}"))
         return sorted(int(match[1]) for match in found if match)
 
@@ -169,14 +169,14 @@ class CheckpointClaims:
 
 
 class _Claim(BaseModel):
-    """The claim of an owner: `adopted` has the checkpoints that were complete before it, each with its owner."""
+    """The claim of an owner; `adopted` maps the checkpoints that were complete before it to their owners."""
 
     format: int
     adopted: dict[Annotated[str, StringConstraints(pattern=rf"^{STEP.pattern}$")], Annotated[int, Field(ge=0)]]
 
 
 def refuse_newer(found: int, known: int, shown: str) -> None:
-    """Raise UserError if the format of a file is newer than the one that this version knows."""
+    """Raise UserError if the format of a file is newer than this version supports."""
     if found > known:
         raise UserError(f"{shown} was written by a newer version of agent-rft; resume with that version")
 

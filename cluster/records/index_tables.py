@@ -1,4 +1,4 @@
-"""The tables of the index of rollouts: what they hold of each one, enough to filter, order and list it."""
+"""Tables of the rollout index, with the columns for filtering, sorting and listing rollouts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from agent_rft.rows.rollout_json import outcome_from_json
 from agent_rft.types import Discarded, Group, Rollout
 
 FORMAT = 2
-"""The format of the tables. An index of another one is rebuilt."""
+"""Version of the tables. An index with another version is rebuilt."""
 ANSWER_CHARS = 120
-"""Characters of an answer that are listed."""
+"""Maximum characters of a listed answer."""
 NAME_CHARS, MAX_NAMES = 200, 100
-"""Characters of a tool's name, and names, that are listed."""
+"""Maximum length and number of the tool names in a list."""
 TABLES = (
     "DROP TABLE IF EXISTS rollouts",
     "DROP TABLE IF EXISTS files",
@@ -38,18 +38,18 @@ SELECTED = (
     "f.name, r.number, r.frame, r.start, r.length, r.group_start, r.group_length, f.step, r.trace_id, r.row_id, "
     "r.sample, r.grade, r.reward, r.finish, r.tools, r.errors, r.num_calls, r.num_sampled, r.wall_s, r.answer"
 )
-"""What `found_in` reads, of files as f and rollouts as r."""
+"""Columns that `found_in` reads, from files as f and rollouts as r."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A rollout in a list. Of a discarded one, numbers are None and `errors` has the reason.
+    """A rollout in a list. If it was discarded, numbers are None and `errors` has the reason.
 
     Attributes:
-        step: That of its file; None for tests.
-        tools: Tools that it called, each once.
-        errors: Errors of its calls, each once.
-        answer: The beginning of its answer.
+        step: Step of the rollout's file; None for tests.
+        tools: Called tools, without duplicates.
+        errors: Errors of calls, without duplicates.
+        answer: Beginning of the answer.
     """
 
     step: int | None
@@ -69,7 +69,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A rollout in the index. Its `id` is that of a page's end, as long as its file is not written again."""
+    """A rollout in the index. The next page starts after its `id`, which is valid until its file is rewritten."""
 
     name: str
     number: int
@@ -83,12 +83,12 @@ class Found:
 
 
 def shown(names: list[str]) -> list[str]:
-    """Names that models made up may be long and many: those that a list shows."""
+    """Return the names for a list, shortened: models may make up many long names."""
     return [name[:NAME_CHARS] for name in names[:MAX_NAMES]]
 
 
 def found_in(row: tuple[Any, ...]) -> Found:
-    """The rollout of a row of SELECTED."""
+    """Return the rollout of a row of SELECTED."""
     name, number, frame, start, length, group_start, group_length, step, trace_id, row_id, sample, *values = row
     grade, reward, finish, tools, errors, num_calls, num_sampled, wall_s, answer = values
     called, failed = shown(tools.split("\n")[1:-1]), errors.split("\n")[1:-1]
@@ -98,18 +98,18 @@ def found_in(row: tuple[Any, ...]) -> Found:
 
 
 def rows_of(groups: Sequence[Group], places: Sequence[Sequence[Place]]) -> Iterator[tuple[Any, ...]]:
-    """The rows of groups whose lines were written at these places, without their file and number."""
+    """Yield the rows of groups whose lines were written at these places, without the columns file and number."""
     for group, (head, *rest) in zip(groups, places, strict=True):
         outcomes: tuple[Rollout | Discarded, ...] = (*group.rollouts, *group.discarded)
         for outcome, place in zip(outcomes, rest, strict=True):
-            yield _row(outcome, head, place)
+            yield _make_row(outcome, head, place)
 
 
 def rows_in(path: Path) -> Iterator[tuple[Any, ...]]:
-    """The rows of a file.
+    """Yield the rows of a file, see `rows_of`.
 
     Raises:
-        DamagedFile: After the last whole line.
+        DamagedFile: Raised after the last complete line.
         UserError: A newer version wrote the file.
     """
     head: Place | None = None
@@ -117,10 +117,10 @@ def rows_in(path: Path) -> Iterator[tuple[Any, ...]]:
         if line["kind"] == "group":
             head = place
         elif head is not None:
-            yield _row(outcome_from_json(line), head, place)
+            yield _make_row(outcome_from_json(line), head, place)
 
 
-def _row(outcome: Rollout | Discarded, head: Place, place: Place) -> tuple[Any, ...]:
+def _make_row(outcome: Rollout | Discarded, head: Place, place: Place) -> tuple[Any, ...]:
     at = (place.frame, place.start, place.length, head.start, head.length)
     ids = (text(outcome.trace_id), text(outcome.row_id), outcome.sample)
     if isinstance(outcome, Discarded):

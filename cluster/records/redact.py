@@ -16,7 +16,7 @@ REDACTED = "**********"
 
 
 def public_job(job: JobSpec, *, exclude_unset: bool = False) -> dict[str, Any]:
-    """The job without secrets, with all settings of its method unless `exclude_unset`.
+    """Return the job without secrets, with all settings of its method unless `exclude_unset`.
 
     Unknown keys of a tool may contain secrets, so their values are redacted too.
     """
@@ -31,7 +31,7 @@ def public_job(job: JobSpec, *, exclude_unset: bool = False) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON: numbers that are not finite become null, and URLs lose their credentials and query."""
+    """Return the value as JSON: non-finite numbers become null, and URLs lose their credentials and query."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):
@@ -42,11 +42,11 @@ def plain(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int):
         return value
-    return _URL.sub(_without_credentials, str(value))
+    return _URL.sub(_redact_url, str(value))
 
 
 def hide(value: Any, names: Mapping[str, str]) -> Any:
-    """The JSON value, in whose texts each key of `names`, such as a path, is replaced by its name."""
+    """Return the JSON value; in its strings, each key of `names`, such as a path, is replaced by its name."""
     if isinstance(value, dict):
         return {key: hide(item, names) for key, item in value.items()}
     if isinstance(value, list):
@@ -57,11 +57,11 @@ def hide(value: Any, names: Mapping[str, str]) -> Any:
     return value
 
 
-# The bound of the scheme keeps the time of a long word without any URL from growing with its square.
+# The bounded scheme keeps matching linear: a long word without a URL would take quadratic time.
 _URL = re.compile(r"[a-z][a-z0-9+.-]{0,30}://[^\s'\"<>]+", re.IGNORECASE)
 
 
-def _without_credentials(url: re.Match[str]) -> str:
+def _redact_url(url: re.Match[str]) -> str:
     try:
         parts = urlsplit(url.group())
     except ValueError:

@@ -1,9 +1,8 @@
-"""The index of a run's rollouts: `rollouts.sqlite`, beside the folder of the rollout files.
+"""Index of a run's rollouts: `rollouts.sqlite`, next to the folder of the rollout files.
 
-The files are the record; the index can be deleted at any time. It knows the size and time of each file that it holds,
-and its first reader catches up: with files that it lacks, that were replaced, or that are gone. So a kill at any
-moment and a failed write need nothing else. Where it cannot be written, as in a read-only
-folder, the reader makes a temporary one.
+All of its data comes from the rollout files, so it can be deleted at any time. It has the size and time of each indexed
+file. The next reader catches up: it adds missing and replaced files, and drops removed files. So a kill or a failed
+write needs no repair. If the index cannot be written, as in a read-only folder, the reader makes a temporary index.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ from agent_rft.rows.rollout_json import outcome_from_json
 from agent_rft.types import Discarded, Group, GroupRequest, Rollout
 
 SHOWN = 50
-"""Values that a message lists."""
+"""Maximum number of values that a message lists."""
 BUSY_S = 5.0
 BATCH = 2_000
-"""Rows that are written, or read, at a time: no process is kept waiting for more."""
+"""Rows that are written, or read, at a time, so that other processes wait only briefly."""
 BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 PAUSE_S = 0.1
-"""How long a reader whose file another one reads now waits before it looks again; doubled each time."""
+"""First wait of a reader for another reader that is indexing the same file; doubled each time."""
 JOINED = "FROM rollouts r JOIN files f ON f.id = r.file WHERE"
 FOUND = f"SELECT {SELECTED} {JOINED}"
 Order = Literal["oldest", "newest", "best", "worst"]
 
 
 class UnknownRollout(UserError):
-    """The rollout that a page begins after is not there, or not any more."""
+    """No rollout has this id; it may have been removed."""
 
 
 class UnknownValue(UserError):
-    """No rollout has this value; `field` is that of `Wanted`, or `file` for a name."""
+    """No rollout has this value. `field` is a field of `Wanted`, or `file` for the name of a file."""
 
     def __init__(self, message: str, field: str = "", **details: Any) -> None:
         super().__init__(message, field=field, **details)
@@ -56,7 +55,7 @@ class UnknownValue(UserError):
 
 @dataclass(frozen=True, slots=True)
 class RolloutFile:
-    """A rollout file in the index. `problem` says what is wrong with it; empty: nothing."""
+    """A rollout file in the index. `problem` describes why it cannot be read to its end; empty if it can."""
 
     name: str
     step: int | None
@@ -67,7 +66,7 @@ class RolloutFile:
 
 
 class RolloutIndex:
-    """The index of one run folder. Reading methods answer from the index as it is: call `catch_up` first."""
+    """The index of one run folder. Reading methods do not update the index: call `catch_up` first."""
 
     def __init__(self, run: Path, busy_s: float = BUSY_S) -> None:
         self._run = run
@@ -80,32 +79,32 @@ class RolloutIndex:
 
     @property
     def _path(self) -> Path:
-        # Not the link to it: a reader that makes the index again would put a file in its place, and no later process
-        # could become the owner of the folder.
+        # Not the link in the run folder: a reader that makes the index again would replace the link with a file, and no
+        # later process could become the owner of the folder.
         return files_of(self._run) / "rollouts.sqlite"
 
     def close(self) -> None:
-        """Forget a temporary index; without one there is nothing to close."""
+        """Delete the temporary index, if there is one."""
         if self._temporary is not None:
             self._temporary.close()
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def put(self, name: str, groups: Sequence[Group], places: Sequence[Sequence[Place]]) -> None:
-        """Add a file that was just written. What fails here is caught up by the next reader."""
+        """Add a file that was just written. If this fails, the next reader catches up."""
         with suppress(sqlite3.Error, OSError):
             stat = self._file(name).stat()
             rows = list(rows_of(groups, places))
             with self.opened() as db, _transaction(db):
-                file = self._begin(db, name)
+                file = self._begin_file(db, name)
                 db.executemany(INSERT, ((file, number, *row) for number, row in enumerate(rows)))
-                self._end(db, file, stat, len(rows), "")
+                self._end_file(db, file, stat, len(rows), "")
 
     def catch_up(self, seconds: float = math.inf) -> bool:
-        """Bring the index up to the files; returns False if there was not enough time, so that it has to be repeated.
+        """Update the index from the files; return False if `seconds` was too short, so that the call must be repeated.
 
-        At least one file is read, and each as a whole. Several readers may do so at the same time: the last one that
-        begins a file reads it, and the others wait for it.
+        At least one file is read, and no file is read in part. Several readers may catch up concurrently: the last one
+        that begins a file reads it, and the others wait.
         """
         deadline = time.monotonic() + seconds
         try:
@@ -118,48 +117,48 @@ class RolloutIndex:
             if error.sqlite_errorcode in BROKEN:
                 self._path.unlink(missing_ok=True)
             else:
-                self._temporary = _connection("", self._busy_s)
+                self._temporary = _connect("", self._busy_s)
             return self._catch_up(deadline)
 
     def complete(self) -> bool:
-        """Whether the index has all files as they are, so that there is nothing to catch up with."""
+        """Whether the index matches the files, so that `catch_up` has nothing to do."""
         try:
             with self.opened() as db:
-                return not any(self._difference(db))
+                return not any(self._find_changes(db))
         except sqlite3.Error:
             return False
 
     def _catch_up(self, deadline: float) -> bool:
         pause = PAUSE_S
         with self.opened() as db:
-            while any(difference := self._difference(db)):
-                (gone, changed), whole = difference, True
+            while any(difference := self._find_changes(db)):
+                (gone, changed), all_read = difference, True
                 with _transaction(db):
-                    self._forget(db, *gone)
+                    self._delete_files(db, *gone)
                 for name, stat in changed:
-                    with suppress(FileNotFoundError):  # removed in the meantime
-                        whole &= self._scan(db, name, stat)
+                    with suppress(FileNotFoundError):  # the file was removed
+                        all_read &= self._scan(db, name, stat)
                     if time.monotonic() > deadline:
-                        return not any(self._difference(db))
-                if not whole:
+                        return not any(self._find_changes(db))
+                if not all_read:
                     time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
                     pause *= 2
         return True
 
-    def _difference(self, db: sqlite3.Connection) -> tuple[set[str], list[tuple[str, os.stat_result]]]:
-        """The files that are gone, and those that the index has not as they are, oldest first."""
-        on_disk = _files_in(self._folder)
-        known = {f.name: (f.mtime_ns, f.num_bytes) for f in _files(db)}
+    def _find_changes(self, db: sqlite3.Connection) -> tuple[set[str], list[tuple[str, os.stat_result]]]:
+        """Return the removed files, and the new or changed files with the oldest first."""
+        on_disk = _stat_files(self._folder)
+        known = {f.name: (f.mtime_ns, f.num_bytes) for f in _list_files(db)}
         changed = [(name, s) for name, s in on_disk.items() if known.get(name) != (s.st_mtime_ns, s.st_size)]
         return known.keys() - on_disk.keys(), sorted(changed, key=lambda file: (file[1].st_mtime_ns, file[0]))
 
     def _scan(self, db: sqlite3.Connection, name: str, stat: os.stat_result) -> bool:
-        """Add a file by reading it, as far as it can be read; returns False if another reader began it again."""
+        """Index a file, as far as it can be read; return False if another reader began it again."""
         with _transaction(db):
             same = "SELECT 1 FROM files WHERE name = ? AND mtime_ns = ? AND size = ?"
             if db.execute(same, [name, stat.st_mtime_ns, stat.st_size]).fetchone():
-                return True  # another reader was faster, and its index stays complete
-            file = self._begin(db, name)
+                return True  # another reader has indexed it
+            file = self._begin_file(db, name)
         number, problem, rows = 0, "", rows_in(self._file(name))
         while not problem:
             batch: list[tuple[Any, ...]] = []
@@ -175,44 +174,44 @@ class RolloutIndex:
             if not batch:
                 break
         with _transaction(db):
-            return self._end(db, file, stat, number, problem)
+            return self._end_file(db, file, stat, number, problem)
 
-    def _begin(self, db: sqlite3.Connection, name: str) -> int:
-        """Forget what is known of a file, and return the number of its rows to come. It is complete only at `_end`."""
-        self._forget(db, name)
+    def _begin_file(self, db: sqlite3.Connection, name: str) -> int:
+        """Add a file without rows to the index, replacing its earlier rows; return the id. `_end_file` completes it."""
+        self._delete_files(db, name)
         counted = re.match(r"(?:step|validation|starved)-(\d+)", name)
         step = int(counted[1]) if counted else None
         added = db.execute("INSERT INTO files VALUES (NULL, ?, ?, 0, 0, 0, '')", [name, step])
         return int(added.lastrowid or 0)
 
-    def _end(self, db: sqlite3.Connection, file: int, stat: os.stat_result, count: int, problem: str) -> bool:
+    def _end_file(self, db: sqlite3.Connection, file: int, stat: os.stat_result, count: int, problem: str) -> bool:
         values = [stat.st_mtime_ns, stat.st_size, count, problem, file]
         ended = db.execute("UPDATE files SET mtime_ns = ?, size = ?, rollouts = ?, problem = ? WHERE id = ?", values)
         return ended.rowcount > 0
 
-    def _forget(self, db: sqlite3.Connection, *names: str) -> None:
-        """Remove these files, and all rows that have no file."""
+    def _delete_files(self, db: sqlite3.Connection, *names: str) -> None:
+        """Remove these files, and all rows without a file."""
         if db.executemany("DELETE FROM files WHERE name = ?", [(name,) for name in names]).rowcount > 0:
             db.execute("DELETE FROM rollouts WHERE file NOT IN (SELECT id FROM files)")
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def files(self) -> list[RolloutFile]:
-        """All files, oldest first."""
+        """Return all files, oldest first."""
         with self.opened() as db:
-            return _files(db)
+            return _list_files(db)
 
     def known(self, column: Literal["tools", "errors"]) -> list[str]:
-        """The tools that were called, or the errors that occurred, in any rollout."""
+        """Return the tools that were called, or the errors that occurred, in any rollout."""
         with self.opened() as db:
             lists = db.execute(f"SELECT DISTINCT {column} FROM rollouts").fetchall()
         return sorted({name for (names,) in lists for name in names.split("\n") if name})
 
     def checked(self, wanted: Wanted) -> Wanted:
-        """The same with the file's full name: people may leave out the zeros of step-000012.
+        """Return `wanted` with the full name of the file: users may leave out the zeros of step-000012.
 
         Raises:
-            UnknownValue: No rollout is of this file or step, or has this tool or error, if there are any rollouts.
+            UnknownValue: There are rollouts, but none with this file, step, tool or error.
         """
         files, name = self.files(), wanted.name
         if name is not None and (counted := re.fullmatch(r"(step|validation)-(\d{1,9})", name)):
@@ -228,27 +227,27 @@ class RolloutIndex:
                 known := sorted(values(), key=lambda known: f"{known:09}" if isinstance(known, int) else known)
             ):
                 shown = ", ".join(map(str, known[:SHOWN])) + (", ..." if len(known) > SHOWN else "")
-                raise UnknownValue(f"no rollouts have the {field} {value!r}; they have {shown or 'none'}", field)
+                raise UnknownValue(f"no rollouts have the {field} {value!r}; available: {shown or 'none'}", field)
         return replace(wanted, name=name)
 
     def page(self, wanted: Wanted, order: Order, limit: int, after: str | None = None) -> list[Found]:
-        """The first `limit` rollouts, or those that follow the one with the id `after`.
+        """Return the first `limit` rollouts, or the next ones after the id `after`.
 
-        By age: by that of their files, and in these in order. By grade: without those that have none.
+        Orders by age sort the files, not the rollouts in a file. Orders by grade omit rollouts without a grade.
 
         Raises:
-            UnknownRollout: There is no rollout `after`.
+            UnknownRollout: The rollout `after` does not exist.
         """
         with self.opened() as db:
             if order in ("best", "worst"):
-                return _by_grade(db, wanted, order == "best", limit, after)
-            return _by_age(db, wanted, order == "newest", limit, after)
+                return _page_by_grade(db, wanted, order == "best", limit, after)
+            return _page_by_age(db, wanted, order == "newest", limit, after)
 
     def all(self, wanted: Wanted, order: Order, limit: int | None = None, after: str | None = None) -> Iterator[Found]:
-        """All rollouts, or the first `limit`, page by page: no reader keeps a writer waiting.
+        """Yield all rollouts, or the first `limit`. Read in pages, so that writers wait only briefly.
 
         Raises:
-            UnknownRollout: There is no rollout `after`.
+            UnknownRollout: The rollout `after` does not exist.
         """
         left = math.inf if limit is None else limit
         while left > 0:
@@ -259,24 +258,24 @@ class RolloutIndex:
             after, left = found[-1].id, left - len(found)
 
     def containing(self, found: Iterable[Found], wanted: str) -> Iterator[tuple[Found, bool]]:
-        """Each rollout, and whether its prompt, turns, answer or reason have this text: see `text_search`."""
+        """Yield each rollout, and whether its prompt, turns, answer or reason contain a string: see `text_search`."""
         with closing(TextSearch(wanted)) as search:
             for one in found:
                 with suppress(FileNotFoundError):
                     yield one, search.finds(self._file(one.name), one)
 
     def at(self, id: str) -> Found:
-        """The rollout with this id.
+        """Return the rollout with this id.
 
         Raises:
-            UnknownRollout: There is none.
+            UnknownRollout: No rollout has this id.
         """
         with self.opened() as db:
-            name, number, *_ = _cursor(db, id)
+            name, number, *_ = _find_cursor(db, id)
             return found_in(db.execute(f"{FOUND} f.name = ? AND r.number = ?", [name, number]).fetchone())
 
     def read(self, found: Iterable[Found]) -> Iterator[tuple[Found, GroupRequest, Rollout | Discarded]]:
-        """The rollouts themselves, from their files. Those of files that were removed in the meantime are left out."""
+        """Yield the full rollouts from their files. Rollouts whose file was removed are omitted."""
         request: tuple[tuple[str, Place], GroupRequest] | None = None
         with closing(LineReader()) as reader:
             for one in found:
@@ -293,26 +292,26 @@ class RolloutIndex:
 
     @contextmanager
     def opened(self) -> Iterator[sqlite3.Connection]:
-        """The database, for what only reads."""
+        """Context manager with a connection to the database."""
         if self._temporary is not None:
             yield self._temporary
             return
-        sampled = self._folder.is_dir()  # in other folders, which may be no runs, nothing is made
-        with closing(_connection(self._path if sampled else "", self._busy_s)) as db:
+        sampled = self._folder.is_dir()  # never creates a file in a folder that may not be a run
+        with closing(_connect(self._path if sampled else "", self._busy_s)) as db:
             yield db
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether another process was writing for too long; trying again helps."""
+    """Whether the database was locked by another process for too long; trying again helps."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
-def _connection(path: Path | str, busy_s: float) -> sqlite3.Connection:
+def _connect(path: Path | str, busy_s: float) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
     try:
-        if _format_of(db) != FORMAT:
+        if _read_format(db) != FORMAT:
             with _transaction(db):
-                if _format_of(db) != FORMAT:  # no other process has made them in the meantime
+                if _read_format(db) != FORMAT:  # another process may have made the tables
                     for statement in TABLES:
                         db.execute(statement)
     except BaseException:
@@ -321,7 +320,7 @@ def _connection(path: Path | str, busy_s: float) -> sqlite3.Connection:
     return db
 
 
-def _format_of(db: sqlite3.Connection) -> int:
+def _read_format(db: sqlite3.Connection) -> int:
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
@@ -336,7 +335,7 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
     db.execute("COMMIT")
 
 
-def _files_in(folder: Path) -> dict[str, os.stat_result]:
+def _stat_files(folder: Path) -> dict[str, os.stat_result]:
     found = {}
     for path in folder.glob("*" + ROLLOUTS_SUFFIX):
         with suppress(FileNotFoundError):
@@ -344,20 +343,20 @@ def _files_in(folder: Path) -> dict[str, os.stat_result]:
     return found
 
 
-def _files(db: sqlite3.Connection) -> list[RolloutFile]:
+def _list_files(db: sqlite3.Connection) -> list[RolloutFile]:
     query = "SELECT name, step, mtime_ns, size, rollouts, problem FROM files ORDER BY mtime_ns, name"
     return [RolloutFile(*row) for row in db.execute(query)]
 
 
-def _by_age(db: sqlite3.Connection, wanted: Wanted, newest: bool, limit: int, after: str | None) -> list[Found]:
-    files = [f.name for f in _files(db) if wanted.step in (None, f.step) and wanted.name in (None, f.name)]
+def _page_by_age(db: sqlite3.Connection, wanted: Wanted, newest: bool, limit: int, after: str | None) -> list[Found]:
+    files = [f.name for f in _list_files(db) if wanted.step in (None, f.step) and wanted.name in (None, f.name)]
     if newest:
         files.reverse()
     last = -1
     if after is not None:
-        name, last, *_ = _cursor(db, after)
+        name, last, *_ = _find_cursor(db, after)
         if name not in files:
-            raise UnknownRollout(f"the rollout {after!r} is not one of those that are listed")
+            raise UnknownRollout(f"the rollout {after!r} is not in this list")
         files = files[files.index(name) :]
     found: list[Found] = []
     for name in files:
@@ -370,11 +369,11 @@ def _by_age(db: sqlite3.Connection, wanted: Wanted, newest: bool, limit: int, af
     return found
 
 
-def _by_grade(db: sqlite3.Connection, wanted: Wanted, best: bool, limit: int, after: str | None) -> list[Found]:
+def _page_by_grade(db: sqlite3.Connection, wanted: Wanted, best: bool, limit: int, after: str | None) -> list[Found]:
     condition, values = wanted.condition()
     beyond, direction = ("<", "DESC") if best else (">", "ASC")
     if after is not None:
-        _, number, file, grade = _cursor(db, after)
+        _, number, file, grade = _find_cursor(db, after)
         condition += f" AND (r.grade {beyond} ? OR (r.grade = ? AND (r.file, r.number) > (?, ?)))"
         values += [grade, grade, file, number]
     order = f"r.grade {direction}, r.file, r.number"
@@ -382,16 +381,16 @@ def _by_grade(db: sqlite3.Connection, wanted: Wanted, best: bool, limit: int, af
     return [found_in(row) for row in db.execute(query, [*values, limit])]
 
 
-def _cursor(db: sqlite3.Connection, id: str) -> tuple[str, int, int, float | None]:
-    """The file's name, the number, the file's number and the grade of a rollout.
+def _find_cursor(db: sqlite3.Connection, id: str) -> tuple[str, int, int, float | None]:
+    """Return the file name, number, file id and grade of a rollout.
 
     Raises:
-        UnknownRollout: There is none with this id.
+        UnknownRollout: No rollout has this id.
     """
     name, _, number = id.rpartition(".")
     query = f"SELECT f.name, r.number, r.file, r.grade {JOINED} f.name = ? AND CAST(r.number AS TEXT) = ?"
     row = db.execute(query, [text(name), text(number)]).fetchone()
     if row is None:
-        raise UnknownRollout(f"there is no rollout {id!r}, or not any more: begin with the first page again")
+        raise UnknownRollout(f"the rollout {id!r} does not exist or was removed; start again from the first page")
     found: tuple[str, int, int, float | None] = row
     return found

@@ -1,4 +1,4 @@
-"""How the rewards of each row are distributed, from the index of a run's rollouts."""
+"""Distribution of the rewards per row, from the index of a run's rollouts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class RowRewards:
     """The rewards of one row.
 
     Attributes:
-        bins: How many rewards are in each tenth of the range.
-        range: The least and the greatest reward of all rows that are wanted, so that their bins can be compared.
+        bins: Number of rewards in each tenth of the range.
+        range: Lowest and highest reward of all selected rows, so that the bins of rows can be compared.
         num_lost: Rollouts without a grade.
     """
 
@@ -41,9 +41,9 @@ class RowRewards:
 
 
 def row_rewards(index: RolloutIndex, wanted: Wanted, order: RowOrder) -> list[RowRewards]:
-    """The rows of the rollouts that are wanted; those of which all were lost are the last ones.
+    """Return the rows of the selected rollouts. Rows without any grade come last.
 
-    `widest`: first the rows whose rewards differ most, which are those that a model learns from.
+    `widest` starts with the rows whose rewards differ most: a model learns from these rows.
     """
     condition, values = wanted.condition()
     with index.opened() as db:
@@ -56,29 +56,29 @@ def row_rewards(index: RolloutIndex, wanted: Wanted, order: RowOrder) -> list[Ro
             [low, scale, BINS - 1, *values],
         )
         rows: dict[str, RowRewards] = {}
-        for row_id, bin, count, total, least, most in counted:
+        for row_id, bin, count, total, low_in_bin, high_in_bin in counted:
             row = rows.setdefault(row_id, RowRewards(row_id, (low, high)))
             if bin is None:
                 row.num_lost += count
                 continue
             row.bins[bin] += count
             row.num_rollouts, row.total = row.num_rollouts + count, row.total + total
-            row.low, row.high = least if row.low is None else row.low, most  # bins are in order
-    return sorted(rows.values(), key=lambda row: (row.mean is None, _rank(row, order), *_line(row)))
+            row.low, row.high = low_in_bin if row.low is None else row.low, high_in_bin  # bins are in order
+    return sorted(rows.values(), key=lambda row: (row.mean is None, _rank(row, order), *_line_key(row)))
 
 
 def rows_after(rows: list[RowRewards], after: str | None) -> list[RowRewards]:
-    """The rows that follow the one with this id.
+    """Return the rows that follow the row with this id.
 
     Raises:
-        UnknownValue: There is none.
+        UnknownValue: No row has this id.
     """
     if after is None:
         return rows
     for number, row in enumerate(rows, start=1):
         if row.row_id == after:
             return rows[number:]
-    raise UnknownValue(f"no rollouts have the row {after!r}: begin with the first page again", "after")
+    raise UnknownValue(f"no rollouts have the row {after!r}; start again from the first page", "after")
 
 
 def _rank(row: RowRewards, order: RowOrder) -> float:
@@ -86,6 +86,6 @@ def _rank(row: RowRewards, order: RowOrder) -> float:
     return {"worst": mean, "best": -mean, "widest": -row.spread}[order]
 
 
-def _line(row: RowRewards) -> tuple[int, str]:
-    """Orders rows by their lines: 2 before 10."""
+def _line_key(row: RowRewards) -> tuple[int, str]:
+    """Return a sort key by line number: 2 before 10."""
     return len(row.row_id.partition("-")[0]), row.row_id

@@ -1,7 +1,7 @@
 """The folder of one run: all files that a job writes, readable while it runs and after it was killed.
 
-One process writes them, its owner (see `agent_rft.rows.ownership`), and removes the oldest rollout files where
-there are more than the operator keeps:
+Only its owner, one process, writes the files (see `agent_rft.rows.ownership`), and removes the oldest rollout files
+that exceed the operator's limits:
 
     job.resolved.json      format, job and plan, without secrets; a resumed run keeps these values
     events.jsonl           see `agent_rft.run_events`
@@ -11,12 +11,12 @@ there are more than the operator keeps:
     rollouts.sqlite        see `agent_rft.cluster.records.rollout_index`
     checkpoints/           see `agent_rft.trainer.loop.checkpoint`
     journal/               see `agent_rft.trainer.loop.journal`
-    now.json               what the actors of a run in progress do, see `agent_rft.cluster.run.now`
+    now.json               state of the actors of a run in progress, see `agent_rft.cluster.run.now`
     report.html
 
-Lines are appended whole; rollout files are written under a temporary name and renamed. A resumed run may report
-a step again: its last line counts, and its rollouts replace the earlier file. One thread does all writes in order, so
-that no caller waits for the disk. A failed write is recorded in `problems`, never raised.
+Each line is appended in one write. Rollout files are written under a temporary name and renamed. A resumed run may
+report a step again: the last line counts, and the rollouts replace the earlier file. One thread does all writes in
+order, so that callers do not wait for the disk. A failed write is recorded in `problems`, never raised.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ NAMES = (
     *("job.resolved.json", "events.jsonl", "metrics.jsonl", "evaluations.jsonl", "rollouts", "rollouts.sqlite"),
     *("checkpoints", "journal", "now.json", "report.html", "readiness.json", "readiness.html"),
 )
-"""What a run writes: names of `agent_rft.rows.ownership`."""
+"""Entries of the folder; see `agent_rft.rows.ownership.claim`."""
 DRAWS = "ready"
-"""The names of rollout files of a look before training begin so."""
+"""Prefix of the rollout files of a readiness check."""
 FORMAT = 3
 """The format of job.resolved.json and of the folder, the same since 0.2.0. Raise it when older programs must not resume
 the run."""
@@ -74,7 +74,7 @@ KEEP_ALL = RecordLimits()
 def new_run_folder(root: Path, suffix: str | None) -> Path:
     """Create `root/<UTC time>[-suffix]`; names sort by age.
 
-    The time has milliseconds: jobs that start together under several roots are told apart by these names in metrics.
+    The time has milliseconds: jobs may start together under several roots, and metrics identify them by these names.
     """
     slug = re.sub(r"[^\w.-]+", "-", suffix or "").strip("-.")
     stem = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"[:-3] + (f"-{slug}" if slug else "")
@@ -87,10 +87,10 @@ def new_run_folder(root: Path, suffix: str | None) -> Path:
 
 
 def open_run(path: Path) -> RunFolder:
-    """Open a run folder to read it.
+    """Open a run folder for reading.
 
     Raises:
-        MadeBefore: A version before 0.2.0 wrote it.
+        MadeBefore: A version before 0.2.0 wrote the folder.
     """
     run = RunFolder(path)
     with suppress(OSError, ValueError, RecursionError):  # reported where the content is needed
@@ -99,10 +99,10 @@ def open_run(path: Path) -> RunFolder:
 
 
 def check_version(path: Path, resolved: object) -> None:
-    """Check that this version reads the run folder at `path`; `resolved` is the content of its job.resolved.json.
+    """Check that this version can read the run folder at `path`; `resolved` is the content of its job.resolved.json.
 
     Raises:
-        MadeBefore: A version before 0.2.0 wrote it.
+        MadeBefore: A version before 0.2.0 wrote the folder.
     """
     match resolved:
         case {"format": int(number)}:
@@ -116,7 +116,7 @@ def check_version(path: Path, resolved: object) -> None:
 class RunFolder:
     """Writes one run's folder, as a Sink, and reads it. A writer must call `close` at the end.
 
-    `at` is where its files are: the folder of the owner who writes them.
+    `at` is the owner's folder, which contains the files.
     """
 
     def __init__(self, path: Path, limits: RecordLimits = KEEP_ALL, at: Path | None = None) -> None:
@@ -141,12 +141,12 @@ class RunFolder:
 
     @property
     def resumes(self) -> bool:
-        """Whether the run can go on: it has a checkpoint, or a journal from its start on."""
+        """Whether the run can resume: it has a checkpoint, or a journal from its start."""
         return bool(latest_checkpoint(self.checkpoints)) or any(self.journal.glob("group-*"))
 
     @property
     def draws(self) -> list[str]:
-        """Names of the rollout files of a look before training, `ready-000001` and so on."""
+        """Names of the rollout files of a readiness check, `ready-000001` and so on."""
         return sorted(name for name in self.rollout_names() if name.startswith(DRAWS))
 
     @property
@@ -159,7 +159,7 @@ class RunFolder:
 
     @property
     def problems(self) -> list[str]:
-        """One text per file that had failed writes. Complete after `close`."""
+        """One message per file that had failed writes. Complete after `close`."""
         return [f"{name}: {len(errors)} write(s) failed, first: {errors[0]}" for name, errors in self._failures.items()]
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -178,19 +178,19 @@ class RunFolder:
         self._append("events.jsonl", line)
 
     def groups(self, name: str, groups: Sequence[Group]) -> None:
-        path = self._rollouts(name)
+        path = self._rollouts_path(name)
 
         def write() -> None:
             self.index.put(name, groups, write_groups(path, groups))
-            with suppress(sqlite3.Error, UserError):  # the next file is another occasion
+            with suppress(sqlite3.Error, UserError):  # trimmed after the next file
                 trim(self.at, self.index, self._limits)
 
-        self._later(f"rollouts/{path.name}", write)
+        self._enqueue(f"rollouts/{path.name}", write)
 
     def write_job(self, job: JobSpec, plan: Plan, extra: Mapping[str, Any] | None = None) -> None:
         """Write the resolved job without secrets, durably, since a run resumes with it.
 
-        `extra`: versions, placement and the like.
+        `extra` has versions, placement and similar values.
 
         Raises:
             OSError: The folder is not writable. Raised here so that a run fails before anything starts.
@@ -200,42 +200,42 @@ class RunFolder:
         write_durably(self.at / "job.resolved.json", (json.dumps(plain(resolved), indent=2) + "\n").encode())
 
     def flush(self) -> None:
-        """Wait for the writes so far."""
+        """Wait for all writes that were submitted so far."""
         self._writer.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Wait for all pending writes. Later ones are not written and are recorded in `problems`."""
+        """Wait for all pending writes. Later writes are dropped and recorded in `problems`."""
         self._writer.shutdown(wait=True)
 
     def _append(self, name: str, value: Mapping[str, Any]) -> None:
         line = json.dumps(plain(value)).encode() + b"\n"
-        self._later(name, lambda: _append_line(self.at / name, line))
+        self._enqueue(name, lambda: _append_line(self.at / name, line))
 
-    def _later(self, name: str, write: Callable[[], None]) -> None:
+    def _enqueue(self, name: str, write: Callable[[], None]) -> None:
         def guarded() -> None:
             try:
                 write()
             except (OSError, TypeError, ValueError) as error:
-                self._failed(name, str(error))
+                self._record_failure(name, str(error))
 
         try:
             self._writer.submit(guarded)
         except RuntimeError:
-            self._failed(name, "the run folder is closed")
+            self._record_failure(name, "the run folder is closed")
 
-    def _failed(self, name: str, error: str) -> None:
+    def _record_failure(self, name: str, error: str) -> None:
         is_first = not self._failures
         self._failures.setdefault(name, []).append(error)
         if is_first:
             print(f"warning: cannot write {self.path / name}: {error}; the run continues", file=sys.stderr)
 
-    def _rollouts(self, name: str) -> Path:
+    def _rollouts_path(self, name: str) -> Path:
         return self.at / "rollouts" / (name + ROLLOUTS_SUFFIX)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def job(self) -> dict[str, Any]:
-        """{job, plan, ...} as `write_job` wrote it; empty if the run failed before that."""
+        """Return {job, plan, ...} as `write_job` wrote it; empty if the run failed before that."""
         try:
             resolved: dict[str, Any] = json.loads((self.at / "job.resolved.json").read_text())
         except FileNotFoundError:
@@ -243,11 +243,11 @@ class RunFolder:
         return resolved
 
     def events(self) -> list[RunEvent]:
-        """All events, in order."""
+        """Return all events, in order."""
         return [RunEvent.from_line(line) for line in _read_lines(self.at / "events.jsonl")]
 
     def metrics(self) -> list[dict[str, float]]:
-        """One dict per step, sorted by step, without the numbers that were not finite."""
+        """Return one dict per step, sorted by step, without non-finite numbers."""
         steps = {line["step"]: line for line in _read_lines(self.metrics_file)}
         return [{k: v for k, v in steps[step].items() if v is not None} for step in sorted(steps)]
 
@@ -255,7 +255,7 @@ class RunFolder:
         return {line["name"]: evaluation_of(line) for line in _read_lines(self.at / "evaluations.jsonl")}
 
     def validations(self) -> list[tuple[int, Evaluation]]:
-        """(step, evaluation of the validation file), sorted by step; the baseline is step 0."""
+        """Return pairs of step and validation result, sorted by step; the baseline is step 0."""
         found: dict[int, Evaluation] = {}
         for event in self.events():
             if isinstance(event.event, Evaluated) and event.event.name == VALIDATION:
@@ -263,36 +263,36 @@ class RunFolder:
         return sorted(found.items(), key=lambda pair: pair[0])
 
     def rollout_names(self) -> list[str]:
-        """Names for `read_groups`, oldest file first."""
+        """Return the names for `read_groups`, oldest file first."""
         found = (self.at / "rollouts").glob("*" + ROLLOUTS_SUFFIX)
         by_age = sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
         return [path.name.removesuffix(ROLLOUTS_SUFFIX) for path in by_age]
 
     def read_groups(self, name: str) -> list[Group]:
-        """The groups that were passed to `groups` under this name, bit for bit.
+        """Return the groups that were passed to `groups` under this name, bit for bit.
 
         Raises:
             FileNotFoundError: No rollouts of that name were written.
         """
-        return read_groups(self._rollouts(name))
+        return read_groups(self._rollouts_path(name))
 
     def read_outcomes(self, name: str) -> Iterator[tuple[Place, GroupRequest, Rollout | Discarded | None]]:
-        """The same in constant memory: each request with None, then with each of its outcomes."""
-        return read_outcomes(self._rollouts(name))
+        """Yield the content of a file in constant memory: each request with None, then with each of its outcomes."""
+        return read_outcomes(self._rollouts_path(name))
 
     def outcome_at(self, name: str, place: Place) -> Rollout | Discarded:
-        """The outcome at a place that `read_outcomes` gave.
+        """Return the outcome at a place from `read_outcomes`.
 
         Raises:
-            FileNotFoundError: The file is gone.
-            OtherFile: It was written again.
+            FileNotFoundError: The file was removed.
+            OtherFile: The file was written again.
         """
         with closing(LineReader()) as reader:
-            return outcome_from_json(reader.read(self._rollouts(name), place))
+            return outcome_from_json(reader.read(self._rollouts_path(name), place))
 
 
 def _append_line(path: Path, line: bytes) -> None:
-    """Append a line. If a killed process left a partial line, end that one first."""
+    """Append a line. If a killed process left a partial line, end the partial line first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
         if file.seek(0, io.SEEK_END):
@@ -303,7 +303,7 @@ def _append_line(path: Path, line: bytes) -> None:
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSONL file, without partial lines that a killed process left."""
+    """Yield the objects of a JSONL file, without partial lines that a killed process left."""
     if not path.exists():
         return
     with path.open(encoding="utf-8") as file:
@@ -316,7 +316,9 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def trim(run: Path, index: RolloutIndex, limits: RecordLimits) -> list[str]:
-    """Remove the oldest files until the rest is within the limits, as far as it may be; returns their names.
+    """Remove the oldest files until the rest is within the limits; return their names.
+
+    Files that are needed to resume or for the report are never removed.
 
     Raises:
         OSError: A file could not be removed.
@@ -328,7 +330,7 @@ def trim(run: Path, index: RolloutIndex, limits: RecordLimits) -> list[str]:
     files = index.files()
     count, num_bytes = sum(f.num_rollouts for f in files), sum(f.num_bytes for f in files)
     removed = []
-    for file in _removable(run, files):
+    for file in _list_removable(run, files):
         if count <= (limits.max_rollouts or count) and num_bytes <= (limits.max_rollout_bytes or num_bytes):
             break
         (run / "rollouts" / (file.name + ROLLOUTS_SUFFIX)).unlink(missing_ok=True)
@@ -338,7 +340,7 @@ def trim(run: Path, index: RolloutIndex, limits: RecordLimits) -> list[str]:
     return removed
 
 
-def _removable(run: Path, files: list[RolloutFile]) -> list[RolloutFile]:
+def _list_removable(run: Path, files: list[RolloutFile]) -> list[RolloutFile]:
     saved = latest_checkpoint(run / "checkpoints")
     step = 0 if saved is None else saved[1].step
     validations = sorted(file.name for file in files if file.name.startswith("validation-"))

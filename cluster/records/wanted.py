@@ -1,4 +1,4 @@
-"""Which rollouts are wanted, in Python and as a condition of the index's tables."""
+"""Filter for recorded rollouts, and its SQL condition for the tables of the index."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any, Literal
 DISCARDED = "discarded"
 """The `finish` of a rollout without a grade."""
 Ended = Literal["answer", "max_steps", "max_tokens", "context", "discarded"]
-"""`agent_rft.types.Finish`, or DISCARDED; here since that module loads numpy, and the command line does not."""
+"""`agent_rft.types.Finish` or DISCARDED. Repeated here, since that module loads numpy and the CLI must not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which rollouts; None: any. Those without a grade are in no range of grades or rewards.
+    """Filter for rollouts; None matches every rollout. Rollouts without a grade match no range of grades or rewards.
 
     Attributes:
-        name: The rollout file, such as step-000012.
-        step: Its number; files of a step's validation have it, too.
-        row: A row's id, or its line number.
-        trace: The start of a trace id.
-        finish: How it ended, or DISCARDED.
-        error: The error of one of its calls, or the reason why it was discarded.
-        tool: A tool that it called.
-        text: What its prompt, turns, answer or reason contain; no part of `condition`, see `text_search`.
+        name: Rollout file, such as step-000012.
+        step: Step of the file, which may be a validation file.
+        row: Row id, or its line number.
+        trace: Start of the trace id.
+        finish: The `finish` of a rollout, or DISCARDED.
+        error: Error of a call, or reason for discarding the rollout.
+        tool: Tool that the rollout called.
+        text: String in the prompt, turns, answer or reason; not part of `condition`, see `text_search`.
     """
 
     name: str | None = None
@@ -41,13 +41,13 @@ class Wanted:
     text: str | None = None
 
     def __str__(self) -> str:
-        """What is wanted, as the end of a sentence that no rollout is it."""
+        """Return the filter as the end of a message such as "no rollout with tool 'search' in step-000001"."""
         given = {name: value for name, value in asdict(self).items() if value is not None and name != "name"}
         which = " and ".join(f"{name} {value!r}" for name, value in given.items())
         return (f" with {which}" if which else "") + (f" in {self.name}" if self.name else "")
 
     def condition(self) -> tuple[str, list[Any]]:
-        """SQL for table `rollouts` as r and `files` as f."""
+        """Return an SQL condition on table `rollouts` as r and `files` as f, and its values."""
         begins = "substr({}, 1, length(?)) = ?"
         tests: list[tuple[str, list[Any]]] = [("1", [])]
         if self.name is not None:
@@ -78,11 +78,11 @@ class Wanted:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names as one text, each between line ends, so that one is found as a part of it."""
+    """Return the names as one string, each between newlines, so that a substring search finds a name."""
     known = sorted({text(name).replace("\n", " ") for name in names})
     return "".join(f"\n{name}" for name in known) + "\n" if known else ""
 
 
 def text(value: str) -> str:
-    """The text as SQLite can hold it: a model may write half a character."""
+    """Return the string without lone surrogates, which models may write and SQLite cannot store."""
     return value.encode(errors="replace").decode()

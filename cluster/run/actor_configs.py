@@ -1,4 +1,4 @@
-"""Derives the configurations of the actors from a prepared job, and prints the plan."""
+"""Configurations of the actors, derived from a prepared job, and the printed plan."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def worker_config(
     metrics: MetricsAddress | None,
     traces: TraceSettings | None = None,
 ) -> WorkerConfig:
-    """The configuration of every rollout worker; `dispatchers` and `graders` are Ray actors."""
+    """Return the configuration of every rollout worker; `dispatchers` and `graders` are Ray actors."""
     job, reinforcement = prepared.job, prepared.job.reinforcement
     return WorkerConfig(
         engine=engine_config(prepared, log_stats=metrics is not None),
@@ -61,7 +61,7 @@ def worker_config(
 
 
 def engine_config(prepared: Prepared, *, log_stats: bool = False) -> EngineConfig:
-    """The configuration of an engine that is the job's own."""
+    """Return the configuration of an engine that the job does not share."""
     job, lora, method = prepared.job, prepared.job.optimizer.adapter, prepared.job.method.reinforcement
     replays = method is not None and method.algorithm.router_replay
     return EngineConfig(
@@ -81,7 +81,7 @@ def engine_config(prepared: Prepared, *, log_stats: bool = False) -> EngineConfi
 
 
 def shared_engines(prepared: Prepared) -> list[SharedConfig]:
-    """The engines that the job shares with others; none if it has its own.
+    """Return the engines that the job shares with other jobs; empty if it shares no engines.
 
     Raises:
         UserError: The job's model is an adapter of a kind that is not supported.
@@ -93,7 +93,7 @@ def shared_engines(prepared: Prepared) -> list[SharedConfig]:
 
 
 def learner_config(prepared: Prepared) -> LearnerConfig:
-    """The configuration of every learner rank."""
+    """Return the configuration of every learner rank."""
     job, plan = prepared.job, prepared.plan
     supervised = job.method.type == "supervised"
     optimizer = job.optimizer
@@ -123,7 +123,7 @@ def learner_config(prepared: Prepared) -> LearnerConfig:
 
 
 def model_files(prepared: Prepared) -> ModelFiles:
-    """What the folders of the job's checkpoints say beside what is copied from the start model's."""
+    """Return the metadata of the job's checkpoints that is not copied from the base model."""
     dialect, tokenizer = prepared.dialect, prepared.renderer.tokenizer
     ids = [tokenizer.eos_token_id, *map(tokenizer.backend_tokenizer.token_to_id, dialect.end_tokens)]
     return ModelFiles(
@@ -134,7 +134,7 @@ def model_files(prepared: Prepared) -> ModelFiles:
 
 
 def weight_sync(prepared: Prepared, learner: LearnerGroup) -> WeightSync:
-    """The weight sync for the job's `cluster.weight_transport`; an adapter always goes through the object store."""
+    """Return the weight sync for `cluster.weight_transport`; adapters always go through the object store."""
     adapts = prepared.job.reinforcement.algorithm.adapter is not None
     if prepared.job.cluster.weight_transport == "broadcast" and not adapts:
         return BroadcastSync(learner, max(1, prepared.placement.engine_gpus))
@@ -142,15 +142,15 @@ def weight_sync(prepared: Prepared, learner: LearnerGroup) -> WeightSync:
 
 
 def checking() -> Status:
-    """A spinner, shown on a terminal only, for the time that reading model files and calling endpoints takes."""
+    """Return a spinner for the time that the check takes; it is shown only on a terminal."""
     return Console(stderr=True).status("checking the job: its files, model, endpoints and the cluster")
 
 
 def print_plan(console: Console, prepared: Prepared) -> None:
-    """Print what the job resolved to, before anything starts."""
+    """Print the resolved job before anything starts."""
     placement = prepared.placement
-    say = partial(console.print, highlight=False, soft_wrap=True)
-    say(f"[bold]{escape(prepared.job.model)}[/]")
+    show = partial(console.print, highlight=False, soft_wrap=True)
+    show(f"[bold]{escape(prepared.job.model)}[/]")
     if placement.learner_ranks:
         _print_training(console, prepared)
     parts = (
@@ -163,53 +163,54 @@ def print_plan(console: Console, prepared: Prepared) -> None:
         ("learner rank", placement.learner_ranks, placement.rank_cores, placement.rank_gpus),
     )
     resources = [
-        f"{_counted(count, name)} x {_counted(cores, 'core')}" + (f" and {_counted(gpus, 'GPU')}" if gpus else "")
+        f"{_format_count(count, name)} x {_format_count(cores, 'core')}"
+        + (f" and {_format_count(gpus, 'GPU')}" if gpus else "")
         for name, count, cores, gpus in parts
         if count
     ]
     resources += [placement.dtype, f"context {prepared.context_length} tokens"]
     if placement.learner_ranks:
         resources.append(f"micro-batches of {placement.micro_batch_tokens} tokens")
-    say(f"  {', '.join(resources)}")
+    show(f"  {', '.join(resources)}")
     if (how := how_shared(placement)) is not None:
-        say(f"  {how}")
+        show(f"  {how}")
     for place in prepared.cluster.assignments:
         if place.index == 0 and place.memory is not None:
-            on_gpu = f"{size(place.memory.gpu_bytes)} of each of its GPUs and " if place.memory.gpu else ""
-            say(f"  {place.role}: about {on_gpu}{size(place.memory.host_bytes)} of memory")
+            on_gpu = f"{size(place.memory.gpu_bytes)} per GPU and " if place.memory.gpu else ""
+            show(f"  {place.role}: about {on_gpu}{size(place.memory.host_bytes)} of memory")
     for change in (*prepared.changes, *prepared.layout_changes):
-        say(
+        show(
             f"  {escape(change.setting)}: is {escape(change.now)}, the run began with {escape(change.was)}", style="dim"
         )
     for warning in prepared.warnings:
-        say(f"[yellow]warning[/] {escape(warning)}")
+        show(f"[yellow]warning[/] {escape(warning)}")
 
 
 def _print_training(console: Console, prepared: Prepared) -> None:
     plan = prepared.plan
-    rows = f"{_counted(plan.num_rows, 'row')} x {_counted(plan.n_epochs, 'epoch')}"
-    say = partial(console.print, highlight=False, soft_wrap=True)
-    steps = f"{_counted(plan.steps, 'step')} of {_counted(plan.batch_size, 'row')}"
-    say(f"  {rows}: {steps}, learning rate {plan.learning_rate:g}")
+    rows = f"{_format_count(plan.num_rows, 'row')} x {_format_count(plan.n_epochs, 'epoch')}"
+    show = partial(console.print, highlight=False, soft_wrap=True)
+    steps = f"{_format_count(plan.steps, 'step')} of {_format_count(plan.batch_size, 'row')}"
+    show(f"  {rows}: {steps}, learning rate {plan.learning_rate:g}")
     for choice in prepared.choices:
-        say(f"  {choice}", style="dim")
+        show(f"  {choice}", style="dim")
     if interval := str(prepared.job.cluster.checkpoint_interval):
-        say(f"  a checkpoint every {interval}, in addition to those of validations")
+        show(f"  a checkpoint every {interval}, in addition to one after each validation")
     if (stop := prepared.stop) is not None:
         took = f"about {stop.checkpoint_s:.0f} s" if stop.checkpoint_s >= 1 else "less than a second"
-        say(f"  a checkpoint has {size(stop.checkpoint_bytes)} and takes {took} at the speed measured here")
+        show(f"  a checkpoint has {size(stop.checkpoint_bytes)}; writing it takes {took} at the speed measured here")
     if prepared.job.method.type == "reinforcement":
         limits = prepared.job.reinforcement.limits
         every = "step" if plan.eval_interval == 1 else f"{plan.eval_interval} steps"
-        validation = f"{_counted(len(prepared.validation), 'validation row')} every {every}"
-        test = f"{_counted(len(prepared.test), 'test row')} before and after"
-        say(
-            f"  {_counted(plan.group_size, 'rollout')} per row, {plan.rollouts_per_step} per step, at most "
+        validation = f"{_format_count(len(prepared.validation), 'validation row')} every {every}"
+        test = f"{_format_count(len(prepared.test), 'test row')} before and after"
+        show(
+            f"  {_format_count(plan.group_size, 'rollout')} per row, {plan.rollouts_per_step} per step, at most "
             f"{plan.rollouts_per_step * limits.max_completion_tokens:,} sampled tokens per step; "
-            f"{_counted(plan.updates_per_batch, 'update')} per step; "
+            f"{_format_count(plan.updates_per_batch, 'update')} per step; "
             f"{validation if prepared.validation else 'no validation'}; {test if prepared.test else 'no test'}"
         )
 
 
-def _counted(number: float, noun: str) -> str:
+def _format_count(number: float, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"

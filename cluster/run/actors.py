@@ -1,6 +1,6 @@
 """The actors of one run: engines, learner ranks, dispatchers and graders, started together, watched and shut down.
 
-Tool sessions are assigned to the dispatchers here, and all of them end with the run.
+The module also assigns tool sessions to engines, and ends all sessions at the end of the run.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from agent_rft.spec.operator.config import Operator
 
 
 class RunActors:
-    """Starts and stops the actors of a run. Call `shutdown` at the end, also if `start` failed.
+    """Starts and stops the actors of a run. Call `shutdown` at the end, even if `start` failed.
 
-    `on_change` is called if `start` gives the job another layout than it is `prepared` for.
+    `on_change` is called if `start` changes the layout of the job.
     """
 
     def __init__(
@@ -79,36 +79,36 @@ class RunActors:
         self._traced: list[Any] = []
         self._watchdog: asyncio.Task[None] | None = None
         self._now: NowFile | None = None
-        metrics.recorder.add(self._live)
+        metrics.recorder.add(self._read_live_counts)
 
     @property
     def fleet(self) -> Fleet:
-        """The engines; only after `start`, of a placement with engines."""
+        """The engines. Use it only after `start`, and only if the placement has engines."""
         assert self._fleet is not None
         return self._fleet
 
     @property
     def learner(self) -> LearnerGroup:
-        """The learner ranks; only after `start`, of a placement with a learner."""
+        """The learner ranks. Use it only after `start`, and only if the placement has a learner."""
         assert self._learner is not None
         return self._learner
 
     async def start(self) -> None:
-        """Wait for resources, then start engines and learner, at the same time if they are apart: each takes a while.
+        """Wait for resources, then start engines and learner: concurrently, unless they are colocated.
 
         Raises:
             RftError: The resources are missing, or an actor could not start.
         """
         wait_for_nodes_s = self._operator.wait_for_nodes_s
         self._emit(PhaseBegan(phase="resources"))
-        shared_engines = await self._shared_engines.ready(self._missing, wait_for_nodes_s=wait_for_nodes_s)
+        shared_engines = await self._shared_engines.ready(self._report_missing, wait_for_nodes_s=wait_for_nodes_s)
         self._seats, placed = await reserve(
             self._prepared,
             lambda placement: Seats(placement, self._name),
             LiveNodes(),
             self._operator,
-            self._missing,
-            self._lay_out_again,
+            self._report_missing,
+            self._change_layout,
             own_turn,
         )
         seats, at_start = self._seats, shared_engines + placed
@@ -125,7 +125,7 @@ class RunActors:
                 if engines:
                     self._fleet = fleet = self._make_fleet(seats)
                     group.create_task(self._start_engines(fleet, at_start, learning if placement.colocated else None))
-                    group.create_task(self._helpers_answer())
+                    group.create_task(self._wait_for_helpers())
         except ExceptionGroup as errors:
             raise first_error(errors) from errors
         if learning is not None:
@@ -134,16 +134,16 @@ class RunActors:
                 fleet.connect(weight_sync(prepared, self._learner), self._learner.logprobs)
         progress = None if fleet is None else fleet.progress
         deadlines = None if fleet is None else stage_deadlines_s(prepared.job.reinforcement, self._operator)
-        dog = Watchdog(self._watched, progress, self._emit, stage_deadlines_s=deadlines)
-        self._watchdog = asyncio.create_task(dog.run())
-        self._watchdog.add_done_callback(self._watchdog_ended)
-        self._now = NowFile(self._folder, dog, fleet, self._emit)
+        watchdog = Watchdog(self._list_watched, progress, self._emit, stage_deadlines_s=deadlines)
+        self._watchdog = asyncio.create_task(watchdog.run())
+        self._watchdog.add_done_callback(self._on_watchdog_end)
+        self._now = NowFile(self._folder, watchdog, fleet, self._emit)
 
     async def _start_engines(
-        self, fleet: Fleet, at_start: Container[int], beside: asyncio.Task[LearnerGroup] | None
+        self, fleet: Fleet, at_start: Container[int], colocated: asyncio.Task[LearnerGroup] | None
     ) -> None:
-        """Start the engines; those `beside` a learner come after it: they measure what it leaves of their GPUs."""
-        learner = None if beside is None else await beside
+        """Start the engines. Colocated engines wait for the learner, then measure the GPU memory that is left."""
+        learner = None if colocated is None else await colocated
         if learner is not None and self._prepared.placement.turns:
             turns = Turns(fleet, learner)
             learner.share(turns)
@@ -152,9 +152,9 @@ class RunActors:
         await fleet.start(at_start)
 
     async def start_again(self, prepared: Prepared) -> None:
-        """Replace all actors by those of another placement or model; raises what `start` raises."""
+        """Replace all actors with new ones for another placement or model; raises the errors of `start`."""
         await self.shutdown()
-        self._name += ":again"  # Ray may know the names of actors that have just ended
+        self._name += ":again"  # the names of the actors that just ended may still be taken
         self._prepared = prepared
         self._shared_engines = SharedSeats(shared_engines(prepared))
         await self.start()
@@ -167,7 +167,7 @@ class RunActors:
             await self._now.close()
         if self._fleet is not None:
             await self._fleet.shutdown()
-            self._counts = self._fleet.live()  # scraped once more at the end of the job
+            self._counts = self._fleet.live()  # Prometheus reads them once more at the end of the job
         if self._sessions is not None:
             await self._sessions.close()
         if self._operator.traces is not None:
@@ -179,32 +179,32 @@ class RunActors:
         self._traced = []
         self._watchdog = self._now = self._fleet = self._sessions = self._learner = self._seats = None
 
-    def _live(self) -> dict[str, float]:
+    def _read_live_counts(self) -> dict[str, float]:
         return self._counts if self._fleet is None else self._fleet.live()
 
-    def _lay_out_again(self, prepared: Prepared) -> None:
+    def _change_layout(self, prepared: Prepared) -> None:
         self._prepared = prepared
         self._on_change(prepared)
 
-    def _missing(self, resources: str) -> None:
+    def _report_missing(self, resources: str) -> None:
         self._emit(PhaseBegan(phase="resources", detail=resources))
 
-    async def _helpers_answer(self) -> None:
-        """Wait until dispatchers and graders answer, so that a job fails early.
+    async def _wait_for_helpers(self) -> None:
+        """Wait until dispatchers and grader pool answer, so that a job fails early.
 
         Raises:
-            CannotStart: One of them can never start.
+            CannotStart: A dispatcher or the grader pool can never start.
         """
         for helper in self._helpers:
-            with suppress(Discard):  # it is being restarted
+            with suppress(Discard):  # the actor is being restarted
                 await helper.pulse()
 
-    def _watchdog_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:  # a bug: the job continues without it
+    def _on_watchdog_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:  # a bug in the watchdog; the job continues
             self._emit(ComponentFailed(component="watchdog", error=f"{type(error).__name__}: {error}"))
 
-    def _watched(self) -> list[Watched]:
-        """The current actors of this job."""
+    def _list_watched(self) -> list[Watched]:
+        """Return the current actors of this job."""
         engines = [] if self._fleet is None else self._fleet.watched()
         return engines + self._helpers + ([] if self._learner is None else self._learner.watched())
 
@@ -236,7 +236,7 @@ class RunActors:
             options = worker_class.options(max_concurrency=10_000, **seats.engine(index))
             return options.remote(replace(config, owner=owner, name=name, shared=shared.of(index)))
 
-        def lost(name: str) -> None:
+        def end_sessions(name: str) -> None:
             if self._sessions is not None:
                 self._sessions.lost(name)
 
@@ -250,7 +250,7 @@ class RunActors:
             canary_limit,
             reinforcement.limits,
             self._emit,
-            lost,
+            end_sessions,
             endpoints,
             placed,
             start_timeout_s=start_timeout_s(Path(prepared.job.model)),
@@ -258,7 +258,7 @@ class RunActors:
 
 
 def stage_deadlines_s(reinforcement: Reinforcement, operator: Operator) -> dict[str, float]:
-    """Return the seconds after which the calls of a stage have ended, answered or not; sampling has no deadline.
+    """Return the deadline of each stage in seconds, after which its calls have ended; sampling has no deadline.
 
     Calls of one turn, and the graders of one rollout, run concurrently.
     """
@@ -275,50 +275,50 @@ def stage_deadlines_s(reinforcement: Reinforcement, operator: Operator) -> dict[
 
 NEWS_EVERY_S = 10.0
 CLOSE_GRACE_S = 10.0
-"""Beyond the dispatcher's own deadline `CLOSE_S`, so that it can still report how many are left."""
+"""Added to the dispatcher's deadline `CLOSE_S`, so that it can still report how many sessions are open."""
 
 
 class JobSessions:
-    """The tool sessions of one run; create it in the run's event loop."""
+    """Tool sessions of one run. Create the object in the run's event loop."""
 
     def __init__(self, dispatcher: DispatcherClient, journals: Path, emit: Emit) -> None:
         self._dispatcher = dispatcher
-        self._where = f"sessions-*.jsonl in {journals} lists them, and resuming the run ends them"
+        self._hint = f"sessions-*.jsonl in {journals} lists them, and resuming the run ends them"
         self._emit = emit
         self._owners: dict[str, str] = {}
         self._incarnations = count(1)
-        self._watch = asyncio.create_task(self._pass_on_news())
+        self._watch = asyncio.create_task(self._poll_problems())
 
     def new_owner(self, engine: str) -> str:
-        """A new owner name for the engine that starts under the name `engine`."""
+        """Return a new owner name for the sessions of the new engine named `engine`."""
         self._owners[engine] = f"{engine}/{next(self._incarnations)}"
         return self._owners[engine]
 
     def lost(self, engine: str) -> None:
-        """End the sessions of the rollouts on an engine that is gone."""
+        """End the sessions of the rollouts on a lost engine."""
         self._dispatcher.end_sessions_of(self._owners[engine], EngineFailed.reason)
 
     async def close(self) -> None:
-        """End all open sessions. Call this when no rollout is running any more."""
+        """End all open sessions. Call this when no rollouts are running."""
         self._watch.cancel()
         try:
             async with asyncio.timeout(CLOSE_S + CLOSE_GRACE_S):
                 left = await self._dispatcher.close_sessions("job_stopped")
-                await self._news()
+                await self._report_problems()
         except (TimeoutError, ToolFailed, CannotStart) as error:
-            self._emit(SessionProblem(detail=f"sessions may still be open; {self._where}: {error}"))
+            self._emit(SessionProblem(detail=f"sessions may still be open; {self._hint}: {error}"))
             return
         if left:
-            self._emit(SessionProblem(detail=f"{left} sessions could not be ended; {self._where}"))
+            self._emit(SessionProblem(detail=f"{left} sessions could not be ended; {self._hint}"))
 
-    async def _pass_on_news(self) -> None:
+    async def _poll_problems(self) -> None:
         while True:
             await asyncio.sleep(NEWS_EVERY_S)
             try:
-                await self._news()
+                await self._report_problems()
             except (ToolFailed, CannotStart):
                 continue  # the dispatcher is restarting, or the job is ending
 
-    async def _news(self) -> None:
+    async def _report_problems(self) -> None:
         for text in await self._dispatcher.session_news():
             self._emit(SessionProblem(detail=text))

@@ -37,14 +37,14 @@ from agent_rft.rows.ownership import Claim, FolderOwned, Tell, claim, silence_s
 from agent_rft.spec.job import JobSpec
 from agent_rft.spec.operator.config import Operator
 
-OWNED_REMEDY = "; to wait for its end, give --wait-for-run 10m, or train in another folder"
+OWNED_REMEDY = "; pass --wait-for-run 10m to wait until it ends, or train in another folder"
 
 
 async def check(job: JobSpec, model: ModelFolder, runs: Path, address: str | None, operator: Operator) -> None:
     """Check a job and print its plan.
 
     Raises:
-        InvalidJob: With all problems.
+        InvalidJob: The job has problems; all are listed.
     """
     console = Console()
     open_store(operator)
@@ -55,23 +55,23 @@ async def check(job: JobSpec, model: ModelFolder, runs: Path, address: str | Non
 
 
 def claim_run(path: Path, wait_s: float, tell: Tell, pause: Callable[[float], None] = time.sleep) -> Claim:
-    """Become the owner of a run's folder; waits for the end of another owner for `wait_s` at most.
+    """Become the owner of a run's folder; wait up to `wait_s` for another owner to end.
 
     Raises:
         MadeBefore: A version before 0.2.0 wrote the folder.
-        FolderOwned: Another process owns it.
+        FolderOwned: Another process still owns the folder.
     """
-    open_run(path)  # an older folder stays as it is
+    open_run(path)  # raises before anything in a folder of an older version changes
     return claim(path, NAMES, wait_s=wait_s, remedy=OWNED_REMEDY, tell=tell, silence_s=silence_s(), pause=pause)
 
 
 async def claim_run_soon(path: Path, wait_s: float, tell: Tell) -> Claim:
-    """As `claim_run`, without blocking the event loop; it may be cancelled."""
+    """Call `claim_run` in a thread; unlike `claim_run`, this can be cancelled while it waits."""
     cancelled = threading.Event()
 
     def pause(seconds: float) -> None:
         if cancelled.wait(seconds):
-            raise FolderOwned(f"{path} is not waited for any more")
+            raise FolderOwned(f"stopped waiting for {path}")
 
     try:
         return await asyncio.to_thread(claim_run, path, wait_s, tell, pause)
@@ -96,13 +96,13 @@ async def train(
     Args:
         job: The job.
         model: The folder of its model.
-        runs: Folder in which the run gets a folder, if none is claimed.
-        claimed: Run folder. Training resumes from what is in it, so a lost job is restarted by the same call.
-        address: Ray cluster; None starts a local one.
+        runs: Parent of the new run folder if `claimed` is None.
+        claimed: Run folder. Training resumes from its contents, so a lost job is restarted by the same call.
+        address: Ray cluster; None starts a local cluster.
         operator: The operator's configuration.
-        watch: Follows a job of a server. The endpoints of such a job were tried when it was created, so they are not
-            tried here, and one that fails now is retried.
-        given: The job on the command line, its file and options, for the commands that are shown at the end.
+        watch: Receives the events of a server's job. The endpoints of such a job were tested when it was created, so
+            they are not tested here, and failing endpoints are retried.
+        given: The job file and options from the command line, for the commands that are printed at the end.
         must_resume: Whether the claimed folder must have a checkpoint.
 
     Raises:
@@ -110,7 +110,7 @@ async def train(
     """
     if must_resume and claimed is not None and not RunFolder(claimed.path).resumes:
         raise InvalidJob(f"{claimed.path} has no checkpoint to resume from")
-    async with _run(job, model, runs, address, claimed, operator, watch, given=given) as run:
+    async with _open_run(job, model, runs, address, claimed, operator, watch, given=given) as run:
         await run.train()
     return run.outcome
 
@@ -124,7 +124,7 @@ async def evaluate_model(
         RftError: The run failed.
     """
     check_gradable(job, file)
-    async with _run(job, model, runs, address, None, operator, learner=False) as run:
+    async with _open_run(job, model, runs, address, None, operator, learner=False) as run:
         await run.evaluation(file, samples)
     return run.outcome
 
@@ -142,20 +142,20 @@ async def look_before(
     console: Console | None = None,
     given: Sequence[str] = (),
 ) -> tuple[Outcome, Readiness | None]:
-    """Draw the rows of a job and judge whether to train it; goes on with what is in `folder` if it is given.
+    """Sample the rows of a job and judge whether to train it.
 
-    `given` is as for `train`.
+    If `folder` is given, its readiness check is resumed. `given` is described in `train`.
 
     Returns:
-        The outcome, and the findings unless it was stopped before it had them.
+        The outcome, and the findings unless the check was stopped before it had any.
 
     Raises:
         RftError: The run failed.
     """
     check_gradable(job, look.file)
     if folder is not None and watch is None and not RunFolder(folder.path).draws:
-        raise InvalidJob(f"{folder.path} has no draws to resume from")
-    async with _run(
+        raise InvalidJob(f"{folder.path} has no readiness check to resume")
+    async with _open_run(
         job, model, runs, address, folder, operator, watch, learner=False, console=console, given=given, reports=False
     ) as run:
         await run.look(look)
@@ -163,7 +163,7 @@ async def look_before(
 
 
 @asynccontextmanager
-async def _run(
+async def _open_run(
     job: JobSpec,
     model: ModelFolder,
     runs: Path,
@@ -176,19 +176,20 @@ async def _run(
     given: Sequence[str] = (),
     reports: bool = True,
 ) -> AsyncIterator[JobRun]:
-    """Connect, check the job and create the run folder; on exit close everything and write the report.
+    """Context manager of a run: connects to Ray, checks the job and creates the run folder.
 
-    With `reports` the report is written as the run goes, too. A run that has begun in the folder `claimed` is resumed.
+    On exit it closes everything and writes the report. With `reports` the report is also updated during the run. A run
+    in the folder `claimed` is resumed.
     """
     console, store = console or Console(), open_store(operator)
-    tell = partial(console.print, soft_wrap=True, markup=False)
-    before = None
+    notify = partial(console.print, soft_wrap=True, markup=False)
+    previous = None
     if claimed is not None:
-        await asyncio.to_thread(restore, claimed.path, store, tell, owner=claimed if learner else None)
-        before = RunFolder(claimed.path, at=claimed.at)
-        before.now.unlink(missing_ok=True)  # of a driver that was killed
-    resumes = before is not None and (before.resumes if learner else bool(before.draws))
-    began = Began.of(before) if before is not None and resumes else None
+        await asyncio.to_thread(restore, claimed.path, store, notify, owner=claimed if learner else None)
+        previous = RunFolder(claimed.path, at=claimed.at)
+        previous.now.unlink(missing_ok=True)  # left by a killed driver
+    resumes = previous is not None and (previous.resumes if learner else bool(previous.draws))
+    began = Began.of(previous) if previous is not None and resumes else None
     job = job.model_copy(update={"model": str(model.path)})
     job = job if began is None else began.keep(job)
     with ray_session(address) as nodes, Signals() as signals, ExitStack() as owning:
@@ -209,10 +210,10 @@ async def _run(
             watch.prepared(prepared)
         if claimed is None:
             new = new_run_folder(runs, job.suffix)
-            claimed = owning.enter_context(await claim_run_soon(new, 0.0, tell))
+            claimed = owning.enter_context(await claim_run_soon(new, 0.0, notify))
         folder = RunFolder(claimed.path, operator.records, claimed.at)
-        as_it_goes = f" (its {folder.report.name} is written as the run goes)" if reports else ""
-        print_line(console, "run folder", f"{folder.path}{as_it_goes}")
+        report_note = f" ({folder.report.name} in it is updated during the run)" if reports else ""
+        print_line(console, "run folder", f"{folder.path}{report_note}")
         view = LiveView(prepared.plan.steps, console)
         exported = MetricsAddress.of(folder.path.name, local=is_local(address))
         tracer = tracer_of(operator.traces, "driver", exported, every=True)

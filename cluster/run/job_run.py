@@ -31,9 +31,9 @@ from agent_rft.types import Evaluation, Group, Task
 
 
 class JobRun:
-    """One run: the actors that it starts, and its steps.
+    """One run of a prepared job with its actors and outputs.
 
-    `given` are the job's file and options on the command line. A run that `resumed` continues from its last checkpoint.
+    `given` has the job file and options from the command line. A run that `resumed` continues from its last checkpoint.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class JobRun:
         self._signals = signals
         self._operator = operator
         self._actors = actors(
-            prepared, operator, outputs.folder, outputs.metrics, outputs.stream.emit, self._lay_out_again
+            prepared, operator, outputs.folder, outputs.metrics, outputs.stream.emit, self._change_layout
         )
         outputs.begin(prepared)
 
-    def _lay_out_again(self, prepared: Prepared) -> None:
+    def _change_layout(self, prepared: Prepared) -> None:
         before, self._prepared = self._prepared, prepared
         self.outputs.change_layout(before, prepared)
 
@@ -73,7 +73,7 @@ class JobRun:
         return self._folder.path
 
     def cut_short(self) -> None:
-        """Record that the run ends immediately; nothing more is copied to the checkpoint store."""
+        """Record that the run ends immediately, and stop uploading checkpoints."""
         self.outcome, self._cut_short = "stopped", True
         self.outputs.stop_copying()
 
@@ -116,7 +116,7 @@ class JobRun:
         await self._run_loop(loop)
         if prepared.test and self.outcome == "done":
             await learner.rest()
-            best = await self._fleet_of_best() if loop.stopped_early else fleet
+            best = await self._start_best_fleet() if loop.stopped_early else fleet
             grading = self._grade(best, prepared.test, "test-after", prepared.plan.eval_samples)
             after, _ = await (loop.watched(grading) if best is fleet else grading)
             if before is not None:
@@ -130,8 +130,8 @@ class JobRun:
             if (compared := compare_sides(steps, prepared.placement, overlaps=overlaps)) is not None:
                 self._emit(compared)
 
-    async def _fleet_of_best(self) -> Fleet:
-        """Engines with the best checkpoint, the model of a job that has stopped early."""
+    async def _start_best_fleet(self) -> Fleet:
+        """Return engines that run the best checkpoint, which is the result of a job that stopped early."""
         best, latest = best_checkpoint(self._folder.checkpoints), latest_checkpoint(self._folder.checkpoints)
         if best is not None and best != latest:
             self.outputs.progress.close()
@@ -178,7 +178,7 @@ class JobRun:
         self.outputs.console.print(before_after_table(evaluation, None))
 
     async def look(self, look: Look) -> None:
-        """Draw the rows and judge; the page is in the run folder."""
+        """Check readiness and write its page into the run folder."""
         await self._actors.start()
         self.outputs.progress.start(self._actors.fleet.board, self._emit)
 
@@ -194,7 +194,7 @@ class JobRun:
         await asyncio.to_thread(write_page, self._folder, found, self._prepared.job)
 
     async def close(self) -> None:
-        """Stop the actors, copy the remaining checkpoints, flush the sinks and release resources."""
+        """Stop the actors, upload the remaining checkpoints, flush the sinks and release resources."""
         self.outputs.progress.close()
         await self._actors.shutdown()
         if not self._cut_short:

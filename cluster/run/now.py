@@ -1,7 +1,7 @@
-"""now.json of a run folder: what engines, learner ranks, helpers and endpoints do at this moment; and outages.
+"""now.json of a run folder: current state of engines, learner ranks, dispatchers, grader pool and endpoints.
 
-It is written every few seconds while the actors of a run live, and removed with them; after a kill it is old. Histories
-are in Prometheus.
+It is rewritten every few seconds while the run's actors are alive, and then removed. After a kill it is outdated.
+Prometheus has the history. The module also reports endpoint outages.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from agent_rft.protocols import Emit
 
 EVERY_S = 3.0
 WINDOW = 20
-"""Latencies, calls and errors are those of so many of the last writes: a minute."""
+"""Number of recent writes, about a minute, over which latencies, calls and errors are computed."""
 
 
 Stats = Mapping[str, Mapping[str, Any]]
-"""EndpointClient.stats of all processes of a job, added up, by endpoint."""
+"""EndpointClient.stats by endpoint, summed over all processes of a job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """An outage that has not ended: its start in Unix seconds, and the counts of its endpoint before it."""
+    """An outage that has not ended: its start in Unix seconds, and the endpoint's counts before the outage."""
 
     began_at: float
     delayed: int
@@ -51,10 +51,10 @@ class Outage:
 
 
 class EndpointOutages:
-    """Finds outages by the stats that `observe` gets every few seconds.
+    """Detects endpoint outages from the stats passed to `observe` every few seconds.
 
-    An endpoint is down while the breaker of any process is not closed. A breaker that opened and closed between two
-    calls is found by its count.
+    An endpoint is down while its breaker in any process is not closed. A breaker that opened and closed between two
+    calls is detected by its outage count.
     """
 
     def __init__(self, emit: Emit) -> None:
@@ -87,21 +87,21 @@ class EndpointOutages:
 
 
 class Watching(Protocol):
-    """The part of agent_rft.actors.runtime.watchdog.Watchdog that is needed here."""
+    """The part of agent_rft.actors.runtime.watchdog.Watchdog that this module uses."""
 
     @property
     def seen(self) -> list[Seen]: ...
 
 
 class Engines(Protocol):
-    """The part of agent_rft.actors.rollout.fleet.Fleet that is needed here."""
+    """The part of agent_rft.actors.rollout.fleet.Fleet that this module uses."""
 
     def engines(self) -> list[EngineState]: ...
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]: ...
 
 
 class NowFile:
-    """Writes the file until `close`, and emits the outages of endpoints.
+    """Writes now.json until `close`, and emits events for endpoint outages.
 
     `fleet` is None for a job without rollouts; `clock` returns Unix seconds.
     """
@@ -122,37 +122,37 @@ class NowFile:
         self._sleep = sleep
         self._clock = clock
         self._before: deque[tuple[float, Stats]] = deque(maxlen=WINDOW)
-        self._file = threading.Lock()
+        self._file_lock = threading.Lock()
         self._closed = False
-        self._writing = asyncio.create_task(self._run())
+        self._writer = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Write nothing more, and remove the file, after a write that is under way."""
-        self._writing.cancel()
+        """Stop writing and remove the file, after any write in progress."""
+        self._writer.cancel()
         await asyncio.to_thread(self._remove)
 
     async def _run(self) -> None:
         while True:
-            state = await self._state()
-            with suppress(OSError):  # the next write is another occasion; training goes on
+            state = await self._read_state()
+            with suppress(OSError):  # training continues, and the next write tries again
                 await asyncio.to_thread(self._replace, state)
             await self._sleep(EVERY_S)
 
     def _replace(self, state: Mapping[str, Any]) -> None:
-        with self._file:
+        with self._file_lock:
             if not self._closed:
                 temporary = self._path.with_suffix(".tmp")
                 temporary.write_text(json.dumps(state))
                 os.replace(temporary, self._path)
 
     def _remove(self) -> None:
-        with self._file:  # a thread that writes outlives the task that waited for it
+        with self._file_lock:  # a writing thread may outlive the cancelled task
             self._closed = True
             for path in (self._path, self._path.with_suffix(".tmp")):
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
 
-    async def _state(self) -> dict[str, Any]:
+    async def _read_state(self) -> dict[str, Any]:
         fleet, now = self._fleet, self._clock()
         stats: Stats = {} if fleet is None else await fleet.endpoint_stats()
         self._before.append((now, stats))
@@ -168,24 +168,25 @@ class NowFile:
 def endpoints_now(
     before: Sequence[tuple[float, Stats]], outages: Mapping[str, Outage] = MappingProxyType({})
 ) -> list[dict[str, Any]]:
-    """The endpoints of the last stats; what has grown since the first ones is that of the time between them."""
+    """Return the state of each endpoint in the last stats; recent values cover the time since the first stats."""
     (began, first), (now, last) = before[0], before[-1]
     return [
-        _endpoint(name, values, first.get(name, {}), now - began) | _outage(outages.get(name), values, now)
+        _describe_endpoint(name, values, first.get(name, {}), now - began)
+        | _describe_outage(outages.get(name), values, now)
         for name, values in sorted(last.items())
     ]
 
 
-def _outage(outage: Outage | None, values: Mapping[str, Any], now: float) -> dict[str, Any]:
+def _describe_outage(outage: Outage | None, values: Mapping[str, Any], now: float) -> dict[str, Any]:
     if outage is None:
         return {"down_s": None, "delayed_calls": 0}
     return {"down_s": now - outage.began_at, "delayed_calls": outage.delayed_calls(values)}
 
 
-def _endpoint(name: str, values: Mapping[str, Any], first: Mapping[str, Any], for_s: float) -> dict[str, Any]:
+def _describe_endpoint(name: str, values: Mapping[str, Any], first: Mapping[str, Any], for_s: float) -> dict[str, Any]:
     was = first.get("latency_counts", [0] * len(values["latency_counts"]))
     grown = [new - old for new, old in zip(values["latency_counts"], was, strict=True)]
-    if min(grown) < 0:  # a process has started again
+    if min(grown) < 0:  # a process restarted, so its counts began at 0
         grown, first = list(values["latency_counts"]), {}
     errors = {kind: count - first.get("errors", {}).get(kind, 0) for kind, count in values["errors"].items()}
     return {

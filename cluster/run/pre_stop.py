@@ -1,8 +1,8 @@
-"""Run before a pod ends (`python -m agent_rft.cluster.run.pre_stop`): its training runs save a checkpoint and stop.
+"""Pre-stop hook of a pod (`python -m agent_rft.cluster.run.pre_stop`), which stops training runs with a checkpoint.
 
-These are the runs whose driver or a learner rank is on this Ray node. Their drivers are asked as by a first signal, and
-the pod waits until they have ended, for RAY_JOB_STOP_WAIT_TIME_S at most. The Ray jobs then have failed with exit code
-130, so KubeRay retries them and a server continues them; a job that Ray itself stops would not be retried.
+It stops the runs whose driver or a learner rank is on this Ray node: it sends their drivers a stop signal, and waits up
+to RAY_JOB_STOP_WAIT_TIME_S until they end. The Ray jobs then fail with exit code 130, so KubeRay retries them and a
+server resumes them. A job that Ray itself stops would not be retried.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ POLL_S = 0.5
 
 
 def stop_runs(node: str, wait_s: float, head_answers: Callable[[], bool]) -> set[Driver]:
-    """Ask the runs on this node to stop, wait until they have ended, and return those that have not by then.
+    """Signal the runs on this node to stop, wait up to `wait_s`, and return the drivers that have not ended.
 
-    `head_answers` tells whether the cluster's head still answers.
+    `head_answers` returns whether the cluster's head still answers.
     """
     deadline = time.monotonic() + wait_s
     left = drivers_on(node)
-    ask: Any = ray.remote(num_cpus=0, max_retries=0)(_ask)
+    send_stop: Any = ray.remote(num_cpus=0, max_retries=0)(_send_stop)
     for driver in left:
         there = NodeAffinitySchedulingStrategy(driver.node, soft=False)
-        ask.options(scheduling_strategy=there).remote(driver.pid)
-    # Ray's tables are in the head: a question that it does not answer would end this process after a minute.
+        send_stop.options(scheduling_strategy=there).remote(driver.pid)
+    # The head has Ray's tables. A request that it does not answer would end this process after a minute.
     while head_answers() and (left := without_ended(left)):
         if time.monotonic() >= deadline:
             return left
@@ -42,21 +42,21 @@ def stop_runs(node: str, wait_s: float, head_answers: Callable[[], bool]) -> set
     return set()
 
 
-def _ask(pid: int) -> None:
+def _send_stop(pid: int) -> None:
     os.kill(pid, STOP_REQUEST)
 
 
 def main() -> None:
-    """Stops the runs of this pod's node."""
+    """Stop the runs of this pod's node."""
     wait_s = float(os.environ.get(STOP_WAIT, NEEDED_TO_STOP_S))
     address = os.environ.get("RAY_ADDRESS", "auto")
-    if why := unreachable(address):
-        print(f"the cluster's head at {address} is gone: {why}")
+    if error := unreachable(address):
+        print(f"the cluster's head at {address} is gone: {error}")
         return
     with ray_session(address):
         left = stop_runs(ray.get_runtime_context().get_node_id(), wait_s, lambda: unreachable(address) is None)
     if left:
-        raise SystemExit(f"{len(left)} run(s) have not ended within {wait_s:g} s: {STOP_WAIT} is too small")
+        raise SystemExit(f"{len(left)} run(s) did not end within {wait_s:g} s; increase {STOP_WAIT}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Draws each row of a file several times and reports what to do before training: `agent-rft ready` and the API.
+"""Readiness check: samples each row of a file several times and reports what to do before training.
 
-Rows are drawn in portions, each written before the next begins: a run that was stopped goes on with the rows that are
-missing.
+`agent-rft ready` and the API use it. Each chunk of rows is written before the next one starts, so a check that was
+stopped resumes with the missing rows.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from agent_rft.spec.operator.config import Operator
 from agent_rft.types import Grade, Group, Rollout, Task, ToolSchema
 
 ROWS_AT_ONCE = 64
-"""Rows of a portion: with 8 rollouts each they fill the engines of a node, and a stop loses no more."""
+"""Rows per chunk. With 8 rollouts each they fill the engines of a node; a stop loses at most one chunk."""
 GRADED_TWICE = 200
-"""Rollouts whose answers are graded a second time: a share of changed grades is then known to 7 points."""
+"""Rollouts that are graded a second time: enough to measure the share of changed grades within 7 points."""
 
 DrawnFile = Literal["training_file", "validation_file", "test_file"]
 Draw = Callable[[Sequence[Task], str], Awaitable[list[Group]]]
-"""Rows, and the name of the file that their rollouts are written to -> one group for each."""
+"""Function that samples these rows, writes the rollouts to the file of this name, and returns a group per row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a job is looked at.
+    """Options of a readiness check.
 
     Attributes:
-        samples: Rollouts of each row.
-        file: The job's file that is drawn.
-        target_s: Wanted model and tool time of a rollout, in seconds.
-        export: Where to write the best draws, as rows of a supervised job.
+        samples: Rollouts per row.
+        file: The job's file whose rows are sampled.
+        target_s: Requested model and tool time of a rollout, in seconds.
+        export: File to write the best rollouts to, as rows of a supervised job.
     """
 
     samples: int = 8
@@ -55,7 +55,7 @@ class Look:
 
 
 async def look_at(prepared: Prepared, folder: RunFolder, look: Look, draw: Draw, operator: Operator) -> Readiness:
-    """The findings of a job whose actors run. What the folder has of the rows is not drawn again."""
+    """Return the findings of a job whose actors run. Rows with rollouts in `folder` are not sampled again."""
     files = {
         "training_file": prepared.tasks,
         "validation_file": prepared.validation,
@@ -84,17 +84,21 @@ async def look_at(prepared: Prepared, folder: RunFolder, look: Look, draw: Draw,
 async def drawn(
     tasks: Sequence[Task], samples: int, folder: RunFolder, draw: Draw, clock: Callable[[], float] = time.monotonic
 ) -> tuple[list[Group], float | None]:
-    """One group for each row in the rows' order, and the seconds per rollout of those that were drawn now."""
-    portions = folder.draws
+    """Sample the rows that have no rollouts in `folder`.
+
+    Returns:
+        One group per row, in order, and the seconds per new rollout (None if there are none).
+    """
+    chunks = folder.draws
     found = {
         group.request.task.row_id: group
-        for name in portions
+        for name in chunks
         for group in folder.read_groups(name)
         if group.request.size == samples
     }
     missing = [task for task in tasks if task.row_id not in found]
     started, count = clock(), 0
-    for number, start in enumerate(range(0, len(missing), ROWS_AT_ONCE), start=len(portions) + 1):
+    for number, start in enumerate(range(0, len(missing), ROWS_AT_ONCE), start=len(chunks) + 1):
         groups = await draw(missing[start : start + ROWS_AT_ONCE], f"{DRAWS}-{number:06d}")
         found |= {group.request.task.row_id: group for group in groups}
         count += sum(len(group.rollouts) for group in groups)
@@ -104,7 +108,10 @@ async def drawn(
 async def graded_again(
     groups: Sequence[Group], reinforcement: Reinforcement, operator: Operator
 ) -> Mapping[str, float | None]:
-    """The second grades of up to GRADED_TWICE answers, without guards; the first rollouts of all rows come first.
+    """Grade up to GRADED_TWICE answers again without guards, beginning with the first rollout of every row.
+
+    Returns:
+        Grades by trace id; None if grading failed.
 
     Raises:
         UserError: An endpoint answered 401 or 403.
@@ -126,21 +133,21 @@ def _export(path: Path, groups: Sequence[Group], prepared: Prepared) -> None:
     write_best_draws(path, groups, threshold, reader_of(prepared.renderer))
 
 
-# -- best draws --------------------------------------------------------------------------------------------------------
+# -- rejection sampling ------------------------------------------------------------------------------------------------
 
 
 ReadTurn = Callable[[Sequence[int], Sequence[ToolSchema]], ParsedTurn]
-"""A turn's sampled tokens and the row's tools -> what it says."""
+"""Function that parses a turn from its sampled tokens and the tools of the row."""
 
 
 def reader_of(renderer: Renderer) -> ReadTurn:
-    """Reads turns as they were read while they were sampled."""
+    """Return a function that parses turns as they were parsed during sampling."""
     parse = parser_of(renderer.family, renderer.tokenizer)
     return lambda token_ids, tools: read_turn(renderer, parse, token_ids, tools)[0]
 
 
 def write_best_draws(path: Path, groups: Sequence[Group], pass_threshold: float, read: ReadTurn) -> int:
-    """Write a JSONL file of conversations, one for each row with a draw that passes; returns their number.
+    """Write a JSONL file with a conversation for each row that has a passing rollout; return their number.
 
     Raises:
         OSError: The file cannot be written.
@@ -152,23 +159,27 @@ def write_best_draws(path: Path, groups: Sequence[Group], pass_threshold: float,
 
 
 def best_draws(groups: Sequence[Group], pass_threshold: float, read: ReadTurn) -> Iterator[dict[str, Any]]:
-    """Rows of a supervised job, with the rollout of the highest reward that passes; of equal ones, the shortest.
+    """Yield the passing rollout with the highest reward of each row, as rows of a supervised job.
 
-    Draws with a mistake in a call, and those that ended at a limit, are not worth imitating.
+    The shortest one wins a tie. Rollouts that have an invalid call or ended at a limit are not worth imitating.
     """
     for group in groups:
-        good = [r for r in group.rollouts if r.grade.value >= pass_threshold and r.finish == "answer" and _clean(r)]
+        good = [
+            r
+            for r in group.rollouts
+            if r.grade.value >= pass_threshold and r.finish == "answer" and _has_valid_calls(r)
+        ]
         if good:
             best = min(good, key=lambda r: (-r.reward, r.num_sampled, r.sample))
             yield conversation(group.request.task, best, read)
 
 
-def _clean(rollout: Rollout) -> bool:
+def _has_valid_calls(rollout: Rollout) -> bool:
     return all(result.error in (None, "tool_error") for result in rollout.results)
 
 
 def conversation(task: Task, rollout: Rollout, read: ReadTurn) -> dict[str, Any]:
-    """The rollout as a row of the supervised method, with its messages as the engine's next turn saw them."""
+    """Return the rollout as a row of a supervised job, with the messages that the engine would read next."""
     trajectory = Trajectory([], list(task.messages), [])
     for turn in rollout.turns:
         sampled = rollout.segments[turn.segment].token_ids[turn.start : turn.stop].tolist()

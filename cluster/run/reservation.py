@@ -1,6 +1,6 @@
-"""The reservation of a job's GPUs: chosen and reserved in one turn of the cluster's jobs.
+"""Reservation of a job's GPUs, under a cluster-wide lock: two jobs never choose the same GPUs.
 
-A job that lost GPUs after its check, or that waits while GPUs become free, is laid out again on those that are free.
+The layout is computed again if GPUs were lost after the check, or become free while the job waits.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from agent_rft.cluster.preflight.prepare import Prepared
 from agent_rft.spec.operator.config import Operator
 
 GRANT_S = 5.0
-"""How long a turn lasts at most after the request; Ray grants what is free within milliseconds."""
+"""Maximum time to hold the lock after a request; Ray grants free GPUs within milliseconds."""
 LOOK_S = 2.0
-"""Seconds between two looks at the free GPUs while a job waits for them."""
+"""Seconds between two checks of the free GPUs while a job waits for them."""
 MAX_LAYOUTS = 8
-"""Layouts that a job tries; then it waits for the last one, so that it keeps its place in Ray's queue."""
+"""Maximum requested layouts. A job waits for the last one, to keep its place in Ray's queue."""
 
 
 class Reserved(Protocol):
-    """What is used here of `Seats`."""
+    """The part of `Seats` that this module uses."""
 
     @property
     def are_granted(self) -> bool: ...
@@ -40,7 +40,7 @@ Seats = TypeVar("Seats", bound=Reserved)
 
 @dataclass(frozen=True, slots=True)
 class _Attempt(Generic[Seats]):
-    """A requested reservation, and the wait for it."""
+    """A requested reservation, and the task that waits for it."""
 
     seats: Seats
     waiting: asyncio.Task[list[int]]
@@ -63,19 +63,19 @@ async def reserve(
     look_s: float = LOOK_S,
     max_layouts: int = MAX_LAYOUTS,
 ) -> tuple[Seats, list[int]]:
-    """Reserve a job's layout, or another one that fits on the GPUs that are free now.
+    """Reserve a job's layout, or another layout that fits on the free GPUs.
 
     Args:
-        prepared: The job, as its check has laid it out.
+        prepared: The job, with the layout of its check.
         request: Requests the reservation of a placement.
-        nodes: Reads the nodes and the GPUs that others hold.
+        nodes: Returns the nodes, with the GPUs that other jobs hold.
         operator: Has the limits of a job, and the nodes that may join.
-        tell: Called with what is missing while the job waits.
-        on_change: Called with the job when it gets another layout, before that is requested.
-        turn: Returns the context manager within which no other job chooses.
-        grant_s: Seconds that a turn lasts at most after a request.
-        look_s: Seconds between two looks at the free GPUs.
-        max_layouts: Layouts that are requested at most.
+        tell: Called with the missing resources while the job waits.
+        on_change: Called with the job when its layout changes, before the new layout is requested.
+        turn: Returns the context manager of the lock: no other job chooses GPUs within it.
+        grant_s: Maximum seconds to hold the lock after a request.
+        look_s: Seconds between two checks of the free GPUs.
+        max_layouts: Maximum requested layouts.
 
     Returns:
         The reservation, and the indices of the engines that are placed.

@@ -39,7 +39,7 @@ async def ended_well(run: JobRun, signals: Signals, claimed: Claim) -> AsyncIter
         with run.outputs.view:
             yield
     except asyncio.CancelledError:
-        run.cut_short()  # by a signal, cancelled by the server, or by the loss of the folder
+        run.cut_short()  # cancelled by a signal, by the server, or because the folder was lost
         try:
             claimed.check()
         except FolderLost as lost:
@@ -49,7 +49,7 @@ async def ended_well(run: JobRun, signals: Signals, claimed: Claim) -> AsyncIter
             raise
     except OSError as error:
         run.failed(error)
-        claimed.check()  # it has no folder any more if another process has taken it over
+        claimed.check()  # raises if another process has taken over the folder
         if error.errno not in DISK_ERRORS:
             raise
         raise RftError(
@@ -69,7 +69,7 @@ async def _close(run: JobRun) -> None:
 
 
 def _print_end(run: JobRun) -> None:
-    """Write the report, and print where it is and how to continue."""
+    """Write the report, and print its path, the problems and the next steps."""
     folder, console = run.outputs.folder, run.outputs.console
     show = partial(print_line, console)
     show("run folder", str(folder.path))
@@ -97,5 +97,5 @@ def _resume_command(run: JobRun, command: str) -> str:
 
 
 def print_line(console: Console, label: str, text: str) -> None:
-    """Print a line that can be copied: it is never wrapped."""
+    """Print a line without wrapping it, so that it can be copied."""
     console.print(f"{label + ':':<17}{escape(text)}", soft_wrap=True, highlight=False)

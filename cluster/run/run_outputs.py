@@ -1,4 +1,4 @@
-"""Outputs of one run: its folder, the event stream with all sinks, the report, and the copies of its checkpoints."""
+"""Outputs of one run: its folder, the event stream with all sinks, the report, and the checkpoint uploads."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from agent_rft.trainer.loop.checkpoint import Checkpoints
 
 
 class RunOutputs:
-    """Everything that a run writes and shows. `begin` comes first, `close` last.
+    """All outputs of a run. Call `begin` first and `close` last.
 
-    A server that started the run follows it with `watch`. With `reports` the report is written as the run goes.
+    A server that started the run follows it with `watch`. With `reports` the report is updated during the run.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class RunOutputs:
         self._copies = None if store is None else Copies(store, folder.path, self.stream.emit)
 
     def begin(self, prepared: Prepared) -> None:
-        """Record the job, and emit what was chosen, changed and warned about before the run."""
+        """Record the job, and emit the choices, changed settings and warnings from its check."""
         self.folder.write_job(prepared.job, prepared.plan, prepared.record())
         self.stream.emit(JobStarted(method=prepared.job.method.type, total_steps=prepared.plan.steps), skip=self.view)
         self._emit_choices(prepared, skip=self.view)  # printed with the plan
-        changes = prepared.changes if self._watch is None else ()  # a server's job is changed by its operator only
+        changes = prepared.changes if self._watch is None else ()  # only the operator can change a server's job
         for change in (*changes, *prepared.layout_changes):
             self.stream.emit(SettingChanged(setting=change.setting, now=change.now, was=change.was), skip=self.view)
         for warning in prepared.warnings:
@@ -83,7 +83,7 @@ class RunOutputs:
             self.stream.emit(choice, skip=skip)
 
     def change_layout(self, before: Prepared, prepared: Prepared) -> None:
-        """Record another layout, chosen because other GPUs are free than when the job was checked."""
+        """Record a new layout, which was chosen because the free GPUs have changed since the job was checked."""
         was, now = layout_text(before.placement), layout_text(prepared.placement)
         self.folder.write_job(prepared.job, prepared.plan, prepared.record())
         if self._watch is not None:
@@ -92,22 +92,22 @@ class RunOutputs:
         self._emit_choices(prepared)
 
     def checkpoints(self) -> Checkpoints:
-        """Return the checkpoints in the run folder, which are copied to the checkpoint store if there is one."""
+        """Return the checkpoints in the run folder, which are uploaded if there is a checkpoint store."""
         return Checkpoints(self.folder.checkpoints, self._copies, shown=self.folder.path / "checkpoints")
 
     def stop_copying(self) -> None:
-        """Copy nothing more to the checkpoint store."""
+        """Stop uploading to the checkpoint store."""
         if self._copies is not None:
             self._copies.stop()
 
     async def finish_copies(self, signals: Signals) -> None:
-        """Copy the remaining checkpoints to the store; a signal stops it."""
+        """Upload the remaining checkpoints to the store; a signal stops the upload."""
         if self._copies is not None:
             with signals.graceful(self._copies.stop):
                 await self._copies.finish()
 
     async def close(self, outcome: Outcome, error: str) -> None:
-        """Emit how the run ended, flush the sinks and close them."""
+        """Emit how the run ended, then flush and close the sinks."""
         self.stream.emit(JobEnded(outcome=outcome, error=error))
         await asyncio.to_thread(self.stream.close)
         await self._status.ended()

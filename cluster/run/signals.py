@@ -1,7 +1,7 @@
-"""SIGINT and SIGTERM: the first one stops a run gracefully, the second one at once.
+"""Stop signals of a run: the first SIGINT or SIGTERM stops it gracefully, the second one immediately.
 
-SIGHUP, of a terminal that is gone, and SIGUSR1 stop it gracefully however often they arrive. A handler acts first and
-reports afterwards: nobody may be there to read the report.
+SIGHUP (the terminal was closed) and SIGUSR1 stop it gracefully, however often they arrive. A handler acts before it
+prints, since printing fails if the terminal is closed.
 """
 
 from __future__ import annotations
@@ -18,66 +18,66 @@ from typing import Self
 STOPPED = 130
 """The exit code of a run that was stopped by a signal."""
 STOP_REQUEST = signal.SIGUSR1
-"""Stops a run gracefully however often it arrives: the hooks of several pods may send it."""
+"""Requests a graceful stop, however often it arrives: the hooks of several pods may send it."""
 
 
 def hangup_signals() -> tuple[signal.Signals, ...]:
-    """SIGHUP, unless it is ignored, as under `nohup`."""
+    """Return SIGHUP, unless it is ignored, as under `nohup`."""
     return () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
 
 
 class Signals:
-    """Handles signals while entered.
+    """Context manager that handles stop signals.
 
-    The first one calls the function given to `graceful`, or else cancels the task that entered; the second SIGINT or
-    SIGTERM ends the process. `count` is the number of signals that counted.
+    The first signal calls the function passed to `graceful`, or otherwise cancels the current task. The second SIGINT
+    or SIGTERM ends the process. `count` excludes repeated SIGHUP and SIGUSR1.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self._graceful: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
 
     def __enter__(self) -> Self:
         self._task = asyncio.current_task()
-        # A shell that loses its terminal sends SIGHUP to its jobs, and at its end the kernel sends it once more.
-        self._once = (STOP_REQUEST, *hangup_signals())
+        # When a terminal closes, the shell sends SIGHUP to its jobs; when the shell exits, the kernel sends it again.
+        self._uncounted = (STOP_REQUEST, *hangup_signals())
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._arrived)
-        for number in self._once:
-            asyncio.get_running_loop().add_signal_handler(number, self._requested)
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        for number in self._uncounted:
+            asyncio.get_running_loop().add_signal_handler(number, self._on_stop_request)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, *self._once):
+        for number in (signal.SIGINT, signal.SIGTERM, *self._uncounted):
             asyncio.get_running_loop().remove_signal_handler(number)
-        signal.signal(STOP_REQUEST, signal.SIG_IGN)  # a hook may still ask while the process ends, which would kill it
+        signal.signal(STOP_REQUEST, signal.SIG_IGN)  # a hook may send it while the process exits
 
     @contextmanager
     def graceful(self, stop: Callable[[], None]) -> Iterator[None]:
-        """While the block runs, the first signal calls `stop` instead of cancelling."""
-        self._graceful.append(stop)
+        """Context manager in which the first signal calls `stop` instead of cancelling the task."""
+        self._callbacks.append(stop)
         try:
             yield
         finally:
-            self._graceful.pop()
+            self._callbacks.pop()
 
-    def _requested(self) -> None:
+    def _on_stop_request(self) -> None:
         if not self.count:
-            self._arrived()
+            self._on_signal()
 
-    def _arrived(self) -> None:
+    def _on_signal(self) -> None:
         self.count += 1
         if self.count > 1:
             _end_immediately()
-        if self._graceful:
-            self._graceful[-1]()
+        if self._callbacks:
+            self._callbacks[-1]()
         elif self._task is not None:
             self._task.cancel()
         _report("stopping gracefully; send the signal again to stop immediately")
 
 
 async def wait_for_signal(ready: Callable[[], None]) -> None:
-    """Wait for a signal to stop; `ready` is called once our handlers have replaced Ray's, which end the process."""
+    """Wait for a stop signal. Calls `ready` when these handlers have replaced Ray's, which end the process."""
     stopped = asyncio.Event()
     with Signals() as signals, signals.graceful(stopped.set):
         ready()
@@ -95,5 +95,5 @@ def _end_immediately() -> None:
 
 
 def _report(text: str) -> None:
-    with suppress(OSError, ValueError):  # nobody reads it
+    with suppress(OSError, ValueError):  # stderr is closed
         print(text, file=sys.stderr)

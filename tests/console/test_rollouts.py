@@ -36,7 +36,7 @@ def test_filters_are_in_the_address_and_lead_to_a_rollout(opened: Open, site: Si
 
 def test_a_step_without_rollouts_says_which_have_some(opened: Open, site: Site) -> None:
     page = opened(f"#/jobs/{site.job}/rollouts?step=77")
-    assert "they have 0, 1, 2, 3" in page.get_by_role("alert").inner_text()
+    assert "available: 0, 1, 2, 3" in page.get_by_role("alert").inner_text()
 
 
 def test_a_rollout_is_read_as_a_conversation(opened: Open, site: Site) -> None:
@@ -107,4 +107,4 @@ def test_what_models_wrote_stays_text_and_fits(opened: Open, site: Site, size: d
 
 def test_a_rollout_that_is_gone_is_told(opened: Open, site: Site) -> None:
     page = opened(f"#/jobs/{site.job}/rollouts/step-000009.0")
-    assert "there is no rollout" in page.get_by_role("alert").inner_text()
+    assert "does not exist or was removed" in page.get_by_role("alert").inner_text()

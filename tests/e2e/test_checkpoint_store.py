@@ -45,7 +45,7 @@ def test_a_run_on_a_disk_that_was_lost_is_trained_to_its_end_by_the_same_command
 
     ended = run(*arguments, environment=os.environ)
     assert ended.returncode == 0, ended.stdout
-    assert f"imitated resumes from {newest} of the checkpoint store" in ended.stdout
+    assert f"imitated resumes from {newest} in the checkpoint store" in ended.stdout
     again = RunFolder(folder)
     [resumed] = [event for event in again.events() if isinstance(event.event, JobResumed)]
     assert resumed.step == step

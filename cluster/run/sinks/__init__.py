@@ -1,1 +1,1 @@
-"""Consumers of a run's events: its metrics, its report, its traces, its stream, experiment trackers and plugins."""
+"""Event stream of a run and its sinks: metrics, progress, report, step traces, experiment trackers and plugins."""

@@ -1,7 +1,7 @@
-"""The trackers that a job names in `integrations`, each a sink on a thread of its own.
+"""Sinks for the trackers that a job names in `integrations`, each on a separate thread.
 
-None can slow or fail a run: one whose package, key or server is missing, that hangs or falls behind is reported once
-and gets no more numbers.
+A tracker cannot slow down or fail a run. If its package, key or server is missing, or if it hangs or falls behind, it
+is reported once and gets no more numbers.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from agent_rft.spec.integrations import (
 )
 
 CLOSE_S = FINISH_S + 5.0
-"""How long the end of a run waits for the last uploads."""
+"""Seconds that the end of a run waits for the last uploads."""
 Load = Callable[[str], Any]
-"""The module of this name, imported."""
+"""Function that imports the module of this name."""
 
 
 class IntegrationSink(PluginSink):
-    """The sink of one tracker; `secrets` never appear in its failure."""
+    """Sink of one tracker; `secrets` are redacted in its failure message."""
 
     def __init__(
         self, name: str, make: Callable[[], Sink], secrets: Iterable[str] = (), close_timeout_s: float = CLOSE_S
@@ -56,11 +56,11 @@ def load_integrations(
     load: Load = import_module,
     close_timeout_s: float = CLOSE_S,
 ) -> list[IntegrationSink]:
-    """A sink for each tracker that the job names; its package is imported on the sink's thread."""
+    """Return a sink for each tracker that the job names; the sink's thread imports the tracker's package."""
     tracked = TrackedRun(run.name, run.folder, settings_of(run.job))
 
     def maker(integration: Integration) -> Callable[[], Sink]:
-        return lambda: TrackerSink(_tracker(integration, access, tracked, load))
+        return lambda: TrackerSink(_make_tracker(integration, access, tracked, load))
 
     keys = [access.wandb and access.wandb.api_key, access.mlflow and access.mlflow.token]
     address = "" if access.mlflow is None else access.mlflow.tracking_uri.get_secret_value()
@@ -68,7 +68,7 @@ def load_integrations(
     return [IntegrationSink(integration.type, maker(integration), secrets, close_timeout_s) for integration in named]
 
 
-def _tracker(integration: Integration, access: IntegrationAccess, run: TrackedRun, load: Load) -> Tracker:
+def _make_tracker(integration: Integration, access: IntegrationAccess, run: TrackedRun, load: Load) -> Tracker:
     """Make the tracker.
 
     Raises:
@@ -76,11 +76,11 @@ def _tracker(integration: Integration, access: IntegrationAccess, run: TrackedRu
     """
     match integration:
         case WandbIntegration():
-            return WandbRun(_loaded(load, "wandb", "wandb"), run, integration.wandb, access.wandb)
+            return WandbRun(_import_package(load, "wandb", "wandb"), run, integration.wandb, access.wandb)
         case MlflowIntegration():
-            return MlflowRun(_loaded(load, "mlflow", "mlflow"), run, integration.mlflow, access.mlflow)
+            return MlflowRun(_import_package(load, "mlflow", "mlflow"), run, integration.mlflow, access.mlflow)
         case TensorboardIntegration():
-            return TensorboardFiles(_loaded(load, "tensorboard.summary", "tensorboard"), run)
+            return TensorboardFiles(_import_package(load, "tensorboard.summary", "tensorboard"), run)
     assert_never(integration)
 
 
@@ -89,11 +89,11 @@ NO_REPORTS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "WANDB_ERROR_REPORTING": "false",
 }
-"""The packages must not report to their makers, or print into the live view."""
+"""Environment that turns off telemetry and console output of the packages."""
 
 
-def _loaded(load: Load, module: str, extra: str) -> Any:
-    os.environ.update(NO_REPORTS)  # read when they are imported
+def _import_package(load: Load, module: str, extra: str) -> Any:
+    os.environ.update(NO_REPORTS)  # the packages read it on import
     try:
         return load(module)
     except ImportError as error:

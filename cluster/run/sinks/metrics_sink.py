@@ -1,6 +1,6 @@
-"""The driver's Prometheus metrics: each step's metrics, its rollouts, the age of the checkpoint, free disk space.
+"""Prometheus metrics of the driver: metrics of steps and rollouts, checkpoint age and free disk space.
 
-Other processes record their own metrics (`live` ones); the sums of those per step go to metrics.jsonl only.
+Other processes export the `live` metrics themselves; the driver writes their sums per step only to metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GROWING = ("counter", "histogram")
 
 
 class MetricsSink:
-    """A Sink. Serves nothing if `address` is None. Call `close` at the end."""
+    """A Sink that exports metrics, unless `address` is None. Call `close` at the end."""
 
     def __init__(
         self,
@@ -46,16 +46,16 @@ class MetricsSink:
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer = NO_TRACES,
     ) -> None:
-        """`folder` is the run's. `tracer` knows which rollouts are traced, and so are exemplars."""
+        """`folder` is the run folder. `tracer` decides which rollouts are traced and become exemplars."""
         self.address = address
         self._telemetry = None if address is None else Telemetry(address, "driver")
         self.recorder = Recorder() if self._telemetry is None else self._telemetry.recorder
         self._folder = folder
         self._clock = clock
         self.tracer = tracer
-        self._saved: float | None = None
-        """When training began or the last checkpoint was saved; None outside of training."""
-        # Exported as 0 from the start, so that Prometheus sees the first one as an increase.
+        self._saved_at: float | None = None
+        """Time at which training began or the last checkpoint was saved; None outside of training."""
+        # Exported as 0 from the start, so that Prometheus sees the first event as an increase.
         growing = [name for name, metric in METRICS.items() if not metric.live and metric.kind in GROWING]
         trained = (name.replace("<split>", "train") for name in growing)
         self.recorder.begin(*(name for name in trained if "<" not in name))
@@ -66,10 +66,10 @@ class MetricsSink:
         )
         for outcome in get_args(Outcome):
             self.recorder.record(f"jobs_ended/{outcome}", 0.0)
-        for step, evaluation in RunFolder(folder).validations():  # of a run that is resumed
-            self._validated(step, evaluation)
-        self.recorder.add(self._disk)
-        self.recorder.add(self._checkpoint_age)
+        for step, evaluation in RunFolder(folder).validations():  # a resumed run has earlier validations
+            self._record_validation(step, evaluation)
+        self.recorder.add(self._read_disk)
+        self.recorder.add(self._read_checkpoint_age)
 
     def event(self, event: RunEvent) -> None:
         happened = event.event
@@ -77,16 +77,16 @@ class MetricsSink:
             self.recorder.record(f"events/{event.level}")
         match happened:
             case StepDone(metrics=metrics):
-                self._step(metrics)
+                self._record_step(metrics)
             case Evaluated(name=name, step=step, evaluation=evaluation) if name == VALIDATION:
-                self._validated(step, evaluation)
+                self._record_validation(step, evaluation)
             case PhaseBegan(phase="training"):
-                self._saved = self._clock()
+                self._saved_at = self._clock()
             case CheckpointSaved(num_bytes=size):
-                self._saved = self._clock()
+                self._saved_at = self._clock()
                 self.recorder.record("checkpoint_bytes", float(size))
             case PhaseBegan(phase="grading"):
-                self._saved = None  # all steps are in a checkpoint
+                self._saved_at = None  # all steps are in a checkpoint
             case LearnerRestarted():
                 self.recorder.record("learner_restarts")
             case CheckpointStoreFailed(action=action):
@@ -94,14 +94,14 @@ class MetricsSink:
             case IntegrationFailed(integration=integration):
                 self.recorder.record(f"integration_failures/{integration}")
             case JobEnded(outcome=outcome):
-                self._saved = None
+                self._saved_at = None
                 self.recorder.record(f"jobs_ended/{outcome}")
 
-    def _validated(self, step: int | None, evaluation: Evaluation) -> None:
+    def _record_validation(self, step: int | None, evaluation: Evaluation) -> None:
         if step == 0:
             self.recorder.record("baseline_valid_mean_reward", evaluation.reward)
 
-    def _step(self, metrics: Mapping[str, float]) -> None:
+    def _record_step(self, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             found = metric_of(name)
             if found is not None and not METRICS[found[0]].live:
@@ -110,13 +110,13 @@ class MetricsSink:
     def groups(self, name: str, groups: Sequence[Group]) -> None:
         for group in groups:
             for rollout in group.rollouts:
-                self._rollout(group.request.purpose, rollout)
+                self._record_rollout(group.request.purpose, rollout)
 
     def close(self) -> None:
         if self._telemetry is not None:
             self._telemetry.close()
 
-    def _rollout(self, split: str, rollout: Rollout) -> None:
+    def _record_rollout(self, split: str, rollout: Rollout) -> None:
         record = self.recorder.record
         record(f"reward/{split}", rollout.reward)
         record(f"grade/{split}", rollout.grade.value)
@@ -134,13 +134,13 @@ class MetricsSink:
         record(f"rollout_wall_s/{split}", rollout.wall_s, self.tracer.sampled(rollout.trace_id))
         record(f"rollout_busy_s/{split}", rollout.busy_s)
 
-    def _disk(self) -> dict[str, float]:
+    def _read_disk(self) -> dict[str, float]:
         try:
             usage = shutil.disk_usage(self._folder)
         except OSError:  # the folder was removed
             return {}
         return {"disk_free_bytes": float(usage.free), "disk_total_bytes": float(usage.total)}
 
-    def _checkpoint_age(self) -> dict[str, float]:
-        saved = self._saved  # read once: this runs in another thread
+    def _read_checkpoint_age(self) -> dict[str, float]:
+        saved = self._saved_at  # read once: this runs in another thread
         return {} if saved is None else {"checkpoint_age_s": self._clock() - saved}

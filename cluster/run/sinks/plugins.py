@@ -1,10 +1,10 @@
-"""Third-party sinks, which installed packages add with the entry point `agent_rft.sinks`.
+"""Third-party sinks, which installed packages provide with the entry point `agent_rft.sinks`.
 
     [project.entry-points."agent_rft.sinks"]
     my_tracker = "my_package:make_sink"      # make_sink(run: RunInfo) -> Sink
 
-Each sink runs on its own thread. One that raises, hangs in a call or falls too far behind is cut off: it gets no more
-events. The run never waits for a sink, except for a few seconds at its end.
+Each sink runs on a separate thread. A sink that raises, hangs in a call or falls too far behind is cut off: it gets no
+more events. The run never waits for a sink, except for a few seconds at the end.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from agent_rft.run_events import RunEvent
 
 GROUP = "agent_rft.sinks"
 MAX_WAITING = 1_000
-"""Events that may wait for a sink."""
+"""Maximum number of events that wait for a sink."""
 CALL_TIMEOUT_S = 30.0
 START_TIMEOUT_S = 180.0
-"""For importing the package and making the sink, with events waiting meanwhile: a cluster may be busy."""
+"""Timeout for importing the package and making the sink; long, since a cluster may be busy. Events wait."""
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -41,7 +41,7 @@ class RunInfo:
 
 
 class PluginSink:
-    """A sink behind a bounded queue. `failure` is the reason why it was cut off, or None; `error` what it raised."""
+    """A sink behind a bounded queue. `failure` is the reason why it was cut off; `error` is its exception, if any."""
 
     def __init__(
         self,
@@ -56,54 +56,54 @@ class PluginSink:
         self._close_timeout_s = close_timeout_s
         self._make = make
         self._clock = clock
-        self._waiting: queue.Queue[RunEvent | None] = queue.Queue(MAX_WAITING)
+        self._queue: queue.Queue[RunEvent | None] = queue.Queue(MAX_WAITING)
         self._busy_since: float | None = None
-        self._ended: float | None = None
+        self._ended_at: float | None = None
         self._limit_s = START_TIMEOUT_S
-        self._thread = threading.Thread(target=self._work, daemon=True, name=f"sink-{name}")
+        self._thread = threading.Thread(target=self._run, daemon=True, name=f"sink-{name}")
         self._thread.start()
 
     def event(self, event: RunEvent) -> None:
-        """Enqueue an event; returns at once."""
+        """Enqueue an event and return immediately."""
         limit_s, since = self._limit_s, self._busy_since  # in this order: the thread sets the limit last
         if self.failure is None and since is not None and self._clock() - since > limit_s:
             self.failure = f"one call took longer than {limit_s:g} s"
         if self.failure is not None:
             return
         try:
-            self._waiting.put_nowait(event)
+            self._queue.put_nowait(event)
         except queue.Full:
             self.failure = f"it is {MAX_WAITING} events behind"
 
     def cut_off(self) -> Event:
-        """The event that reports `failure`."""
+        """Return the event that reports `failure`."""
         return SinkCutOff(sink=self.name, reason=str(self.failure))
 
     def end(self) -> None:
-        """No event comes any more: the sink may close. Called for all sinks first, they close at the same time."""
+        """Mark the end of the events. Call this for all sinks before `close`, so that they close concurrently."""
         try:
-            self._waiting.put_nowait(None)
+            self._queue.put_nowait(None)
         except queue.Full:
             self.failure = self.failure or f"it is {MAX_WAITING} events behind"
-        self._ended = self._clock()
+        self._ended_at = self._clock()
 
     def close(self) -> None:
-        """Wait some seconds, counted from `end`, for the sink to handle the queued events and to close."""
-        if self._ended is None:
+        """Wait until the sink has handled the queued events and closed, up to some seconds after `end`."""
+        if self._ended_at is None:
             self.end()
         if self.failure is not None:
             return
-        assert self._ended is not None
-        self._thread.join(max(0.0, self._ended + self._close_timeout_s - self._clock()))
+        assert self._ended_at is not None
+        self._thread.join(max(0.0, self._ended_at + self._close_timeout_s - self._clock()))
         if self._thread.is_alive() and self.failure is None:
             self.failure = f"it did not finish within {self._close_timeout_s:g} s"
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         try:
             self._busy_since = self._clock()
             sink = self._make()
             self._busy_since, self._limit_s = None, CALL_TIMEOUT_S
-            while self.failure is None and (event := self._waiting.get()) is not None:
+            while self.failure is None and (event := self._queue.get()) is not None:
                 self._busy_since = self._clock()
                 sink.event(event)
                 self._busy_since = None
@@ -114,7 +114,7 @@ class PluginSink:
 
 
 def load_plugins(run: RunInfo, found: Iterable[EntryPoint] | None = None) -> list[PluginSink]:
-    """One sink per installed entry point, which is loaded and called on the sink's thread."""
+    """Return one sink per installed entry point; the sink's thread loads and calls the entry point."""
     points = entry_points(group=GROUP) if found is None else found
 
     def maker(point: EntryPoint) -> Callable[[], Sink]:

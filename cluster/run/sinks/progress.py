@@ -1,4 +1,4 @@
-"""Reports every few seconds where the rollouts of the current step or evaluation are."""
+"""Progress events for the rollouts of the current step or evaluation, emitted every second."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from agent_rft.types import Purpose, Rollout
 EVERY_S = 1.0
 SHOWN_CALLS, CALL_CHARS, ANSWER_CHARS = 4, 40, 80
 Forming = Callable[[], tuple[int, list[int]]]
-"""As `Buffer.forming`."""
+"""`Buffer.forming` as a function."""
 
 
 class ProgressReports:
-    """A Sink, which learns from events when a step is done; between `start` and `close` it reports.
+    """A Sink that reports progress between `start` and `close`. Events reset the counts when a step is done.
 
-    `totals` are the rollouts of steps and evaluations.
+    `totals` has the rollouts per training step and evaluation.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class ProgressReports:
         self._sleep = sleep
         self._board: Board | None = None
         self._reporting: asyncio.Task[None] | None = None
-        self._forming: Forming = lambda: (0, [])
+        self._read_next_batch: Forming = lambda: (0, [])
         self.totals: dict[Purpose, int] = {
             "train": plan.rollouts_per_step,
             "validation": validation_rows * plan.eval_samples,
@@ -44,60 +44,60 @@ class ProgressReports:
         }
 
     def start(self, board: Board, emit: Emit) -> None:
-        """Report what `board` shows from now on."""
+        """Start reporting the counts of `board`."""
         self._board = board
         self._reporting = asyncio.create_task(self._run(board, emit))
 
     def of_loop(self, forming: Forming) -> None:
-        """From now on rollouts are for the batches of a loop."""
-        self._forming = forming
+        """Report training progress for the batch that `forming` returns."""
+        self._read_next_batch = forming
 
     async def _run(self, board: Board, emit: Emit) -> None:
         while True:
             await self._sleep(EVERY_S)
             if board.in_flight:
-                emit(self._now(board))
+                emit(self._make_report(board))
 
     def event(self, event: RunEvent) -> None:
         if isinstance(event.event, StepDone | Evaluated | BatchStarved) and self._board is not None:
             self._board.clear()
 
     def close(self) -> None:
-        """Report nothing more."""
+        """Stop reporting."""
         if self._reporting is not None:
             self._reporting.cancel()
 
-    def _now(self, board: Board) -> RolloutsProgressed:
+    def _make_report(self, board: Board) -> RolloutsProgressed:
         purpose = board.purpose
         slowest_row, slowest_s = board.slowest or ("", 0.0)
         return RolloutsProgressed(
             purpose=purpose,
-            ended=self._num_trained(board) if purpose == "train" else board.ended_since[purpose],
+            ended=self._count_ended(board) if purpose == "train" else board.ended_since[purpose],
             total=self.totals[purpose],
             in_flight=board.in_flight,
             calls={tool: float(count) for tool, count in board.calls.items()},
             errors={tool: float(count) for tool, count in board.errors.items()},
             slowest_s=slowest_s,
             slowest_row=slowest_row,
-            **({} if board.newest is None else _newest(board.newest)),
+            **({} if board.newest is None else _describe_newest(board.newest)),
         )
 
-    def _num_trained(self, board: Board) -> int:
-        """Rollouts of the next batch that have ended."""
-        finished, others = self._forming()
+    def _count_ended(self, board: Board) -> int:
+        """Return the number of rollouts of the next batch that have ended."""
+        finished, others = self._read_next_batch()
         return finished * self._group_size + sum(board.ended_of("train", index) for index in others)
 
 
-def _newest(rollout: Rollout) -> dict[str, Any]:
+def _describe_newest(rollout: Rollout) -> dict[str, Any]:
     return {
         "newest_trace": rollout.trace_id,
         "newest_row": rollout.row_id,
         "newest_grade": rollout.grade.value,
-        "newest_calls": tuple(_short(f"{c.name} {c.arguments}", CALL_CHARS) for c in rollout.calls[:SHOWN_CALLS]),
-        "newest_answer": _short(rollout.answer, ANSWER_CHARS),
+        "newest_calls": tuple(_shorten(f"{c.name} {c.arguments}", CALL_CHARS) for c in rollout.calls[:SHOWN_CALLS]),
+        "newest_answer": _shorten(rollout.answer, ANSWER_CHARS),
     }
 
 
-def _short(text: str, limit: int) -> str:
+def _shorten(text: str, limit: int) -> str:
     line = " ".join(text[: 4 * limit].split())
     return line if len(line) <= limit else f"{line[: limit - 1]}…"

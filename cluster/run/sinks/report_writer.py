@@ -1,4 +1,4 @@
-"""Writes the report of a run while it goes: in a process of the lowest priority, so rarely that it takes no time."""
+"""Report updates during a run, written by a low-priority process that runs rarely enough to cost almost nothing."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ write_report(Path(sys.argv[1]))
 """
 MIN_EVERY_S = 30.0
 REST_FACTOR = 20
-"""After a report nothing is written for this many times as long as it took: at most a twentieth of one core is used."""
+"""Pause after a report, as a multiple of the time that it took: at most a twentieth of one CPU core is used."""
 
 
 class ReportWriter:
-    """A Sink. Steps and evaluations have the report written again, unless the last one was written shortly before."""
+    """A Sink that writes the report again after steps and evaluations, unless the last report is recent."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ReportWriter:
         self._closed = False
 
     def event(self, event: RunEvent) -> None:
-        """Returns at once; a thread starts the process and waits for it."""
+        """Start a thread that runs the report process; return immediately."""
         if not isinstance(event.event, StepDone | Evaluated) or self._clock() < self._not_before:
             return
         self._not_before = float("inf")
@@ -51,7 +51,7 @@ class ReportWriter:
         self._thread.start()
 
     def close(self) -> None:
-        """End a report that is being written: the last one is written by the caller."""
+        """Kill the process of a report in progress: the caller writes the last report."""
         with self._lock:
             self._closed = True
             if self._process is not None:
@@ -59,7 +59,7 @@ class ReportWriter:
                 self._process.wait()
 
     def settled(self) -> None:
-        """Wait for a report that is being written."""
+        """Wait for a report in progress."""
         if self._thread is not None:
             self._thread.join()
 
@@ -72,7 +72,7 @@ class ReportWriter:
                 quiet = subprocess.DEVNULL
                 self._process = subprocess.Popen(self._command, stdin=quiet, stdout=quiet, stderr=quiet)
             self._process.wait()
-        except OSError:  # no memory, or too many processes: the report at the end says what is wrong
+        except OSError:  # no memory, or too many processes; the report is written again at the end
             pass
         now = self._clock()
         self._not_before = now + max(MIN_EVERY_S, REST_FACTOR * (now - began))

@@ -1,8 +1,8 @@
-"""The event stream of a run: stamps events with job, step and time, redacts them and passes them to all sinks in order.
+"""Event stream of a run: adds job, step and time to events, redacts them and passes them to all sinks in order.
 
     loop, fleet, watchdog, driver --emit--> EventStream --RunEvent--> run folder, live view, Prometheus, store, plugins
 
-No sink can disturb the run: one that raises is cut off, and each third-party sink runs on its own thread.
+No sink can disturb the run: a sink that raises is cut off, and third-party sinks run on separate threads.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 
 class GroupSink(Protocol):
-    """Stores or counts rollouts."""
+    """Sink that stores or counts rollouts."""
 
     def groups(self, name: str, groups: Sequence[Group]) -> None: ...
 
 
 class Watch(Sink, Protocol):
-    """A Sink by which a server follows the driver of one of its jobs; it also receives the resolved job."""
+    """Sink with which a server follows the driver of one of its jobs; it also receives the prepared job."""
 
     def prepared(self, prepared: Prepared) -> None:
-        """Called when the job has passed its checks, before any event, and again if it gets another layout."""
+        """Receive the job after it passed its check, before any event, and again if its layout changes."""
 
 
 class EventStream:
     """The EventSink of the loop; thread-safe.
 
-    `job` is the job's name; `clock` returns Unix seconds; `describe` makes the message, which is for people only.
+    `job` is the job's name, and `clock` returns Unix seconds. `describe` returns an event's human-readable message.
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class EventStream:
         self._lock = threading.RLock()
 
     def emit(self, event: Event, *, skip: Sink | None = None) -> None:
-        """Pass an event to all sinks except `skip`. Returns at once and never raises."""
+        """Pass an event to all sinks except `skip`. It returns immediately and never raises."""
         with self._lock:
             step = self._step if event.step is None else event.step
-            self._step = max(self._step, step)  # a checkpoint may be complete some steps later
-            self._hand_out(self._stamped(replace(event, step=step)), skip)
+            self._step = max(self._step, step)  # a checkpoint may become complete some steps later
+            self._deliver(self._stamp(replace(event, step=step)), skip)
 
     def groups(self, name: str, groups: Sequence[Group]) -> None:
         for sink in self._group_sinks:
             sink.groups(name, groups)
 
     def close(self) -> None:
-        """Close the plugins, all at once, waiting some seconds. The caller closes the other sinks."""
+        """Close the plugins concurrently, waiting some seconds. The caller closes the other sinks."""
         for plugin in self._plugins:
             plugin.end()
         for plugin in self._plugins:
@@ -81,13 +81,13 @@ class EventStream:
         with self._lock:
             self._report_cut_off()
 
-    def _stamped(self, event: Event) -> RunEvent:
-        """The event as stored: URLs lose their credentials and queries, and numbers that are not finite become null."""
+    def _stamp(self, event: Event) -> RunEvent:
+        """Return the event as stored: without credentials and queries of URLs, and with null for non-finite numbers."""
         message, data = str(plain(self._describe(event))), plain(data_of(event))
         step = 0 if event.step is None else event.step
         return stored(self._job, step, self._clock(), event.level, message, event.kind, event.VERSION, data)
 
-    def _hand_out(self, event: RunEvent, skip: Sink | None) -> None:
+    def _deliver(self, event: RunEvent, skip: Sink | None) -> None:
         failed: list[SinkCutOff] = []
         for sink in [sink for sink in self._sinks if sink is not skip]:
             try:
@@ -102,7 +102,7 @@ class EventStream:
         self._report_cut_off()
 
     def _report_cut_off(self) -> None:
-        """Report plugins that have failed since; each report may find the next."""
+        """Report plugins that were cut off. A plugin may fail during such a report, too."""
         failed = next((plugin for plugin in self._plugins if plugin.failure is not None), None)
         if failed is not None:
             self._plugins.remove(failed)

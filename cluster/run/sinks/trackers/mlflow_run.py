@@ -1,4 +1,4 @@
-"""A run in MLflow."""
+"""MLflow tracker."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from agent_rft.events import Outcome
 from agent_rft.spec.integrations import MlflowAccess, MlflowSettings
 
 TAG = "agent_rft.run"
-"""The tag by which a resumed run finds its MLflow run."""
+"""Tag by which a resumed run finds its MLflow run."""
 REQUESTS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "8", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
-"""MLflow's own defaults wait for a lost server for many minutes; what failed is sent again with the next step."""
+"""Limits for a lost server; MLflow's defaults wait many minutes. Failed numbers are sent again with the next step."""
 STATUS: dict[Outcome, str] = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 MAX_BATCH = {"metrics": 1_000, "params": 100}
-"""MLflow's limits of one request."""
+"""MLflow's limits per request."""
 MAX_PARAM_CHARS = 500
 _NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
 
 
 class MlflowRun:
-    """The run with the tag TAG of ours, which a resumed one goes on with."""
+    """An MLflow run that has the run's name in TAG; a resumed run continues it."""
 
     def __init__(self, mlflow: Any, run: TrackedRun, given: MlflowSettings, access: MlflowAccess | None) -> None:
         """`mlflow` is the package.
 
         Raises:
-            CannotTrack: The operator has set no address.
+            CannotTrack: The operator has not set the tracking URI.
         """
         if access is None:
             raise CannotTrack("not_allowed", "set integrations.mlflow.tracking_uri in the operator's configuration")
         token = {} if access.token is None else {"MLFLOW_TRACKING_TOKEN": access.token.get_secret_value()}
-        os.environ.update(REQUESTS | token)  # MLflow reads them from there only
+        os.environ.update(REQUESTS | token)  # MLflow reads them only from the environment
         self._metric, self._param = mlflow.entities.Metric, mlflow.entities.Param
         self._client = client = mlflow.MlflowClient(tracking_uri=access.tracking_uri.get_secret_value())
         experiment = client.get_experiment_by_name(given.experiment)

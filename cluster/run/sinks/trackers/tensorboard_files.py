@@ -1,4 +1,4 @@
-"""TensorBoard's files in the folder of a run."""
+"""TensorBoard tracker, with event files in the run folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FOLDER = "tensorboard"
 
 
 class TensorboardFiles:
-    """A folder that `tensorboard --logdir` shows; a resumed run adds a file to it."""
+    """A folder of event files for `tensorboard --logdir`; a resumed run adds a file to it."""
 
     def __init__(self, summary: Any, run: TrackedRun) -> None:
         """`summary` is the module `tensorboard.summary`."""

@@ -1,4 +1,4 @@
-"""What trackers get of a run: numbers and hyperparameters, never rows, texts, addresses or secrets."""
+"""Data that trackers get of a run: numbers and hyperparameters, never rows, text, URLs or secrets."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from agent_rft.events import Evaluated, IntegrationCause, JobEnded, LossEvaluate
 from agent_rft.run_events import RunEvent
 
 SECTIONS = ("hyperparameters", "limits", "reward", "algorithm")
-"""The parts of a method's settings that trackers get."""
+"""Parts of a method's settings that are sent to trackers."""
 MAX_FAILURES = 5
-"""Failures in a row after which a tracker is given up; until then its numbers wait."""
+"""Consecutive failures after which a tracker is cut off; until then its numbers wait."""
 Scalar = str | int | float | bool
 
 
 class CannotTrack(RftError):
-    """A tracker cannot be used as it is set up here; `cause` says in what way."""
+    """A tracker cannot be used; `cause` is the kind of reason."""
 
     def __init__(self, cause: IntegrationCause, message: str) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class CannotTrack(RftError):
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """A run as trackers show it; they write files only into `folder`, the run's."""
+    """A run as trackers show it. They write files only into `folder`, the run folder."""
 
     name: str
     folder: Path
@@ -47,7 +47,7 @@ class Point:
 
 
 class Tracker(Protocol):
-    """A run at a tracker. Its calls may block and raise."""
+    """A run in a tracker. Calls may block and raise."""
 
     def log(self, point: Point) -> None: ...
 
@@ -55,11 +55,11 @@ class Tracker(Protocol):
 
 
 class TrackerSink:
-    """A Sink that gives a tracker the numbers in events. Those of a call that failed wait for the next event."""
+    """A Sink that sends the numbers in events to a tracker. After a failed call, they are sent with the next event."""
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
-        self._waiting: deque[Point] = deque()
+        self._pending: deque[Point] = deque()
         self._failures = 0
         self._outcome: Outcome = "stopped"
 
@@ -69,7 +69,7 @@ class TrackerSink:
         point = point_of(event)
         if point is None:
             return
-        self._waiting.append(point)
+        self._pending.append(point)
         try:
             self._send()
             self._failures = 0
@@ -83,13 +83,13 @@ class TrackerSink:
         self._tracker.close(self._outcome)
 
     def _send(self) -> None:
-        while self._waiting:
-            self._tracker.log(self._waiting[0])
-            self._waiting.popleft()
+        while self._pending:
+            self._tracker.log(self._pending[0])
+            self._pending.popleft()
 
 
 def point_of(event: RunEvent) -> Point | None:
-    """The numbers in an event, with names such as `train_mean_reward` and `validation/grade`; None if it has none."""
+    """Return the numbers in an event, such as `train_mean_reward` and `validation/grade`; None for other events."""
     match event.event:
         case StepDone(metrics=metrics):
             found: Mapping[str, Any] = metrics
@@ -104,16 +104,16 @@ def point_of(event: RunEvent) -> Point | None:
 
 
 def settings_of(job: Mapping[str, Any]) -> dict[str, Scalar]:
-    """The hyperparameters of a public job, by their paths; of a model's folder only its name."""
+    """Return the hyperparameters of a public job by their paths. The model is shown by name, without its path."""
     method = job["method"]["type"]
     parts = {name: part for name, part in job["method"][method].items() if name in SECTIONS}
-    found = {"model": Path(job["model"]).name, "method": method, "seed": job["seed"]} | dict(_flat(parts, ""))
-    return found | dict(_flat({"cluster": job["cluster"]}, ""))
+    found = {"model": Path(job["model"]).name, "method": method, "seed": job["seed"]} | dict(_flatten(parts, ""))
+    return found | dict(_flatten({"cluster": job["cluster"]}, ""))
 
 
-def _flat(part: Mapping[str, Any], above: str) -> Iterator[tuple[str, Scalar]]:
+def _flatten(part: Mapping[str, Any], above: str) -> Iterator[tuple[str, Scalar]]:
     for name, value in part.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{name}.")
+            yield from _flatten(value, f"{above}{name}.")
         elif isinstance(value, Scalar):
             yield f"{above}{name}", value

@@ -1,4 +1,4 @@
-"""A run at Weights & Biases. Its own process uploads, and repeats what fails, so that logging never waits."""
+"""Weights & Biases tracker. A separate process of `wandb` uploads and retries, so that logging never waits."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from agent_rft.events import Outcome
 from agent_rft.spec.integrations import WandbAccess, WandbSettings
 
 START_S, FINISH_S = 20.0, 20.0
-"""How long to wait for its server at the start, and for the last uploads, also when the process exits."""
+"""Seconds to wait for the server at the start, and for the last uploads at `close` or when the process exits."""
 
 
 class WandbRun:
-    """The run with the id of ours, so that a resumed one goes on."""
+    """A Weights & Biases run with the run's name as id, so that a resumed run continues it."""
 
     def __init__(self, wandb: Any, run: TrackedRun, given: WandbSettings, access: WandbAccess | None) -> None:
         """`wandb` is the package.
 
         Raises:
-            CannotTrack: The operator has set no key.
+            CannotTrack: The operator has not set the API key.
         """
         if access is None or (access.api_key is None and not access.offline):
             raise CannotTrack("not_allowed", "set integrations.wandb.api_key in the operator's configuration")

@@ -66,6 +66,6 @@ async def test_server_that_overwrites_files_is_refused(tmp_path: Path, s3_settin
     async with FakeS3(is_conditional=False) as server:
         s3_settings["endpoint_url"] = server.url
         store = CheckpointStore(URL)
-        with pytest.raises(UserError, match="checkpoint_store: the store cannot create a file only if"):
+        with pytest.raises(UserError, match="checkpoint_store: the store does not support conditional writes"):
             await asyncio.to_thread(store.claim, tmp_path / "run")
         assert server.objects == {}

@@ -38,7 +38,7 @@ def test_two_files_are_shown_side_by_side(traces: Traces) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--tool", "serch"), "no rollouts have the tool 'serch'; they have cat, list, search"),
+        (("--tool", "serch"), "no rollouts have the tool 'serch'; available: cat, list, search"),
         (("--row", "nobody"), "has no rollout with row 'nobody'"),
         (("--compare", "test-before", "test-now"), "no rollouts have the file 'test-now'"),
     ],

@@ -96,8 +96,8 @@ class Suspended(CheckpointStore):
     def _send(self, *arguments: Any) -> Any:
         return self._pause("_send", super()._send, *arguments)
 
-    def _write(self, *arguments: Any) -> None:
-        self._pause("_write", super()._write, *arguments)
+    def _write_manifest(self, *arguments: Any) -> None:
+        self._pause("_write_manifest", super()._write_manifest, *arguments)
 
     def _remove(self, *arguments: Any) -> None:
         self._pause("_remove", super()._remove, *arguments)
@@ -116,7 +116,7 @@ def complete_files(url: str) -> dict[str, bytes]:
     return {path: files.cat_file(f"{root}/{path}") for path in files_in(url) if path.split("/")[1] == newest}
 
 
-@pytest.mark.parametrize("moment", ["_send", "_write"])
+@pytest.mark.parametrize("moment", ["_send", "_write_manifest"])
 async def test_upload_that_ends_after_another_process_took_over_is_not_read(
     url: str, tmp_path: Path, moment: str
 ) -> None:
@@ -277,7 +277,7 @@ def test_store_without_conditional_writes_is_refused(tmp_path: Path, kind: Any) 
     fsspec.register_implementation(protocol, kind, clobber=True)
     store = CheckpointStore(f"{protocol}://{tmp_path}/store")
     with pytest.raises(
-        UserError, match=r"checkpoint_store: the store cannot create a file only if .*; use a store with"
+        UserError, match=r"checkpoint_store: the store does not support conditional writes.*; use a store that"
     ):
         store.claim(tmp_path / "run")
     assert files_in(f"{protocol}://{tmp_path}/store") == []
@@ -287,6 +287,6 @@ async def test_upload_by_a_process_whose_run_folder_is_gone_claims_nothing(tmp_p
     store, run = CheckpointStore(f"file://{tmp_path / 'store'}"), new_run(tmp_path / "run")
     checkpoint = await save(run, 1)
     run.rename(tmp_path / "owner-000002")
-    with pytest.raises(StoreFailed, match="cannot copy a checkpoint"):
+    with pytest.raises(StoreFailed, match="cannot upload a checkpoint"):
         store.put(run, checkpoint)
     assert not (tmp_path / "store").exists()

@@ -147,10 +147,10 @@ class Endless(CheckpointStore):
             self._stay()
         return sent
 
-    def _write(self, at: str, manifest: Any) -> None:
+    def _write_manifest(self, at: str, manifest: Any) -> None:
         if self._moment == "the manifest":
             self._stay()
-        super()._write(at, manifest)
+        super()._write_manifest(at, manifest)
 
     def _stay(self) -> None:
         self._reports.send(None)
@@ -188,7 +188,10 @@ async def test_of_an_upload_that_is_killed_nothing_is_read_and_nothing_stays(tmp
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: path.write_bytes(os.urandom(100_000)), "model.safetensors in the checkpoint store has other"),
+        (
+            lambda path: path.write_bytes(os.urandom(100_000)),
+            "model.safetensors in the checkpoint store does not match",
+        ),
         (lambda path: path.write_bytes(b"short"), "model.safetensors in the checkpoint store has 5 bytes instead of"),
         (lambda path: path.unlink(), "model.safetensors in the checkpoint store is missing"),
     ],

@@ -71,16 +71,16 @@ def test_pages_follow_each_other_in_every_order(run):
     "after", ["", "step-000001", "step-000001.x", "step-000001.1.0", "step-000001.999", "x.1", "\x00.1"]
 )
 def test_a_bad_cursor_is_refused(run, after):
-    with pytest.raises(UnknownRollout, match="begin with the first page"):
+    with pytest.raises(UnknownRollout, match="start again from the first page"):
         run.index.page(Wanted(), "newest", 5, after)
 
 
 def test_an_unknown_value_is_refused_with_those_that_there_are(run):
     for wanted, message in (
-        (Wanted(tool="serch"), "no rollouts have the tool 'serch'; they have cat, list, search"),
-        (Wanted(error="x"), "the error 'x'; they have tool_failed"),
-        (Wanted(step=9), "the step 9; they have 0, 1, 2, 3"),
-        (Wanted(name="step-9"), "the file 'step-000009'; they have step-000001, "),
+        (Wanted(tool="serch"), "no rollouts have the tool 'serch'; available: cat, list, search"),
+        (Wanted(error="x"), "the error 'x'; available: tool_failed"),
+        (Wanted(step=9), "the step 9; available: 0, 1, 2, 3"),
+        (Wanted(name="step-9"), "the file 'step-000009'; available: step-000001, "),
     ):
         with pytest.raises(UnknownValue, match=message):
             run.index.checked(wanted)
@@ -172,8 +172,8 @@ class Interrupted(RolloutIndex):
         super().__init__(run)
         self._other, self._left = other, left
 
-    def _begin(self, db, name):
-        file, other, self._other = super()._begin(db, name), self._other, None
+    def _begin_file(self, db, name):
+        file, other, self._other = super()._begin_file(db, name), self._other, None
         if other is not None:
             other(db, name, self._left)
         return file

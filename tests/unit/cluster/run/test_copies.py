@@ -93,7 +93,7 @@ async def test_a_run_whose_folder_was_lost_goes_on_from_the_store(tmp_path: Path
 
     told: list[str] = []
     restore(there, CheckpointStore(URL), told.append)
-    assert told == ["run resumes from step-000003 of the checkpoint store"]
+    assert told == ["run resumes from step-000003 in the checkpoint store"]
     second = Made(there, **RUN)
     await second.loop.resume()
     await second.loop.run()

@@ -309,7 +309,7 @@ def test_the_command_line_reads_a_servers_job_as_it_reads_a_folder(server: Serve
             assert [trace_json(trace) for trace in remote.find(*one)] == hidden
         with pytest.raises(UserError, match="has no rollout with row 'nobody'"):
             list(remote.find(Wanted(row="nobody"), "oldest", None))
-        with pytest.raises(UserError, match="tool: no rollouts have the tool 'serch'; they have cat, list, search"):
+        with pytest.raises(UserError, match="tool: no rollouts have the tool 'serch'; available: cat, list, search"):
             list(remote.find(Wanted(tool="serch"), "oldest", None))
         with pytest.raises(UserError, match="the job has no rollouts yet"):
             ServerTraces(client, server.queued).newest()
