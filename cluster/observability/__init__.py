@@ -1,4 +1,4 @@
-"""Dashboards and alerts over `agent_rft.metrics`, and the Prometheus, Grafana and Kubernetes files.
+"""Dashboards and alerts over `agent_rft.metrics`, and their files for Prometheus, Grafana and Kubernetes.
 
-Nothing here records a metric, and no training or serving code may import it.
+This package records no metrics. Training and serving code may not import it.
 """

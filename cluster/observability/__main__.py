@@ -1,4 +1,4 @@
-"""`python -m agent_rft.cluster.observability` prints alerts.yaml with links to a runbook that you publish."""
+"""Command `python -m agent_rft.cluster.observability`: prints alerts.yaml with links to your published runbook."""
 
 import argparse
 import sys
@@ -9,5 +9,5 @@ parser = argparse.ArgumentParser(
     prog="python -m agent_rft.cluster.observability",
     description="Print the alert rules (a PrometheusRule) with a link to the runbook in each alert.",
 )
-parser.add_argument("--runbook-url", required=True, help="address at which you publish RUNBOOK.md")
+parser.add_argument("--runbook-url", required=True, help="URL of your published RUNBOOK.md")
 sys.stdout.write(prometheus_rule(parser.parse_args().runbook_url))

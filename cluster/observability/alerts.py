@@ -1,10 +1,9 @@
-"""The alerts, each with what it means for a job and what to do; rules and RUNBOOK.md are generated from these entries.
+"""Alerts, each with its effect on a job and a fix; the alert rules and RUNBOOK.md are generated from these entries.
 
-Panels name the alerts whose thresholds they draw, see `agent_rft.cluster.observability.dashboards`; each alert has one
-panel.
+Each alert has one panel in `agent_rft.cluster.observability.dashboards`, which draws its threshold.
 
-Their windows hold with steps of ten seconds and of ten minutes. What a job records once a step is averaged over three
-steps of ten minutes at least, as one batch says little.
+The windows suit steps of ten seconds to ten minutes. Metrics recorded once per step are averaged over at least three
+ten-minute steps, because a single batch is too noisy.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from agent_rft.trainer.loop.health import GAP_HALTS_AT, GAP_WARNS_AT
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """The PromQL expression `value comparison threshold rest`.
+    """PromQL expression `value comparison threshold rest`.
 
-    `threshold` is a number, or an expression for a threshold of each series. `rest` continues the expression with
+    `threshold` is a number, or an expression with one threshold per series. `rest` continues the expression with
     `and`, `unless` or `or`.
     """
 
@@ -46,9 +45,9 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Fires once `condition` has been true for `wait` (a Prometheus duration such as `5m`).
+    """Alert that fires once `condition` has been true for `wait` (a Prometheus duration such as `5m`).
 
-    `meaning` says what it means for the job, `runbook` what to do.
+    `meaning` describes the effect on the job, `runbook` what to do.
     """
 
     name: str
@@ -69,22 +68,22 @@ def _rate(name: str, window: str, *matchers: str, by: Sequence[str] = ("job",), 
 
 
 def _mean(name: str, when: str = "") -> str:
-    """The mean of a step's gauge over half an hour, now or at an offset."""
+    """Return PromQL for the half-hour mean of a gauge recorded once per step; `when` may be an offset."""
     return f"avg_over_time({samples(name)}[30m]{when})"
 
 
 def _not_ended(*matchers: str) -> str:
-    """0 for each job whose driver was there within the last hour and has not reported its end."""
+    """Return PromQL: 0 for each job whose driver ran within the last hour and has not reported its end."""
     return f"sum by (job) (last_over_time({samples('jobs_ended/<outcome>', *matchers)}[1h])) == 0"
 
 
 def drivers(*matchers: str) -> str:
-    """1 for each job whose driver runs, and 0 for each whose driver is gone without having reported its end."""
+    """Return PromQL: 1 for each job with a running driver, 0 for each whose driver is gone without reporting an end."""
     return f"(max by (job) ({samples('process_up', *matchers, DRIVER)}) or {_not_ended(*matchers)})"
 
 
 def api(*matchers: str) -> str:
-    """1 while a replica of the API runs, and 0 for a day after the last one is gone."""
+    """Return PromQL: 1 while an API replica runs, and 0 for a day after the last replica is gone."""
     up = samples("process_up", *matchers, API)
     return f"(max by (job) ({up}) or 0 * max by (job) (last_over_time({up}[1d])))"
 
@@ -108,7 +107,7 @@ def failed_jobs(*matchers: str) -> str:
 DRIVER, API = 'process="driver"', 'process=~"api-[0-9]+"'
 DISCARDED = 'outcome!~"graded|cancelled"'
 WITH_MISTAKES = 'kind!="all_right"'
-"""Groups that are all right carry no signal either, but they are what a job that learns ends with."""
+"""Matcher that excludes all-right groups, which are normal at the end of a job that has learned its rows."""
 _ENDPOINT = ("job", "endpoint")
 _REWARD = _mean("train_mean_reward")
 _MAX_REWARD = f"(max_over_time({_REWARD}[6h:5m]) > 0.1)"
@@ -118,7 +117,7 @@ _GROUPS = f"({_rate('groups_without_signal/<kind>', '30m')} + {_rate('groups_tra
 API_FAILED = f"max by (job) (delta({samples('api_jobs/failed')}[15m]))"
 UP = f'up{{job="{OUR_TARGETS}"}}'
 RAY_UP = f'max by (job, node) (label_replace(up{{job="{RAY_TARGETS}"}}, "node", "$1", "instance", "(.+):.+"))'
-"""Ray lists several ports a node, also one that nothing listens at where there is no autoscaler."""
+"""1 per node if any of its Ray ports answers: without an autoscaler, Ray also lists a port without a listener."""
 NEW_SPILLS = f"sum by (NodeAddress) (increase({RAY_SPILLED}[15m]))"
 _ENDED_CALLS = " + ".join(
     f"sum by (job, endpoint) (increase({samples(f'endpoint/<endpoint>/{end}')}[15m]))" for end in ("answered", "failed")
@@ -127,7 +126,7 @@ _LONG_CALLS = (
     f"sum by (job, endpoint) (min_over_time({samples('endpoint/<endpoint>/in_flight')}[15m])) > 0 "
     f"unless on (job, endpoint) ({_ENDED_CALLS} > 0)"
 )
-"""Endpoints that have had calls in flight for 15 minutes of which none has ended."""
+"""Endpoints that have had calls in flight for 15 minutes without any call ending."""
 _DISK_FREE, _DISK_TOTAL = samples("disk_free_bytes"), samples("disk_total_bytes")
 SERVER_ERROR = 'status=~"5.."'
 API_REQUESTS = "api_request_s/<status>/<method>/<route>"
@@ -144,9 +143,9 @@ ALERTS = (
         ),
         "2m",
         "{{ $value | humanizePercentage }} of calls to {{ $labels.endpoint }} of {{ $labels.job }} fail",
-        "Rollouts that need the endpoint are discarded and retried: the job gets slower, but learns nothing wrong.",
+        "Rollouts that need the endpoint are discarded and retried, so the job is slower but still trains correctly.",
         "Endpoints dashboard, 'Errors per second': for server_error and connection check the server's log, process and "
-        "URL; deadline and busy mean too little capacity (add some, lower max_concurrency or raise timeout_s).",
+        "URL; deadline and busy mean too little capacity (add capacity, lower max_concurrency or raise timeout_s).",
     ),
     Alert(
         "EndpointDown",
@@ -165,10 +164,10 @@ ALERTS = (
         ),
         "5m",
         "{{ $value | humanizePercentage }} of the rollouts of {{ $labels.job }} are discarded",
-        "The time spent on them is lost. Above limits.max_failure_rate the job only starts probes.",
+        "Their time is lost. Above limits.max_failure_rate, the job starts only probes.",
         "Job dashboard, 'Rollouts per second by outcome': for tool_failed and grader_failed see the Endpoints "
-        "dashboard, for rollout_timeout check limits.rollout_timeout_s and slow tools, for rollout_waited what its "
-        "message names, for engine_failed see EngineReplaced, for template_failed change the model's chat template. "
+        "dashboard, for rollout_timeout check limits.rollout_timeout_s and slow tools, for rollout_waited read its "
+        "message, for engine_failed see EngineReplaced, for template_failed change the model's chat template. "
         "`agent-rft traces RUN` shows the error messages.",
     ),
     Alert(
@@ -183,11 +182,11 @@ ALERTS = (
         ),
         "5m",
         "{{ $labels.job }} has taken no step and graded no rollout for 15 minutes",
-        "The job is waiting for resources, its engines are starting, its endpoints are down, or it hangs. It does not "
-        "fire while all calls in flight at an endpoint take longer than that: each of them ends at its `timeout_s`.",
-        "The job's last events (`events.jsonl`, `agent-rft events list JOB`) say what it is waiting for. For resources "
-        "see `ray status`, for an endpoint EndpointDown. If they say nothing, stop the job with SIGTERM, which saves a "
-        "checkpoint, and resume it.",
+        "The job is waiting for resources, its engines are starting, its endpoints are down, or it hangs. The alert "
+        "does not fire while all calls in flight at an endpoint take longer than 15 minutes; they end at `timeout_s`.",
+        "The job's last events (`events.jsonl`, `agent-rft events list JOB`) show what it is waiting for. For "
+        "resources see `ray status`, for an endpoint EndpointDown. If they show nothing, stop the job with SIGTERM, "
+        "which saves a checkpoint, and resume it.",
     ),
     Alert(
         "RewardCollapse",
@@ -210,11 +209,11 @@ ALERTS = (
             f"and on (job) ({_REWARD} < 0.8 * {_MAX_REWARD} or {_NO_SIGNAL} / {_GROUPS} > 0.5)",
         ),
         "10m",
-        "the entropy of {{ $labels.job }} fell to {{ $value | humanize }} nats, and its reward fell too or there is no "
-        "signal",
-        "The rollouts of a group become identical before they are right, so that soon there is no signal to train on. "
-        "In a job that has simply learned its rows the entropy falls as well, but not the reward: it has no alert.",
-        "Learner dashboard, 'Entropy', beside Job dashboard, 'Reward'. Pause the job and continue from the best "
+        "the entropy of {{ $labels.job }} fell to {{ $value | humanize }} nats, and its reward fell too or most "
+        "groups have zero variance",
+        "The rollouts of a group become identical before they are right, so soon all groups have zero variance. If a "
+        "job has simply learned its rows, its entropy falls but not its reward, and the alert does not fire.",
+        "Compare Learner dashboard, 'Entropy', with Job dashboard, 'Reward'. Pause the job and continue from the best "
         "checkpoint with a lower learning rate, a higher temperature or clip_high, or harder rows.",
     ),
     Alert(
@@ -230,7 +229,7 @@ ALERTS = (
         "with the same weights, engines and learner of {{ $labels.job }} differ by {{ $value | humanize }} nats",
         f"Importance weights become noise. At {GAP_HALTS_AT:g} nats the job stops.",
         "Learner dashboard, 'Log-probability gap'. If it appears only after some updates, an engine missed a weight "
-        "update (an event names it, and it is replaced). If it is there from the first step, suspect the dtype or "
+        "update (an event names it, and it is replaced). If it exists from the first step, suspect the dtype or "
         "vLLM's implementation of the model; try float32.",
     ),
     Alert(
@@ -238,11 +237,12 @@ ALERTS = (
         "warning",
         Condition(f"{_NO_SIGNAL} / {_GROUPS}", ">", 0.8),
         "10m",
-        "in {{ $value | humanizePercentage }} of the groups of {{ $labels.job }} all rewards are equal, but not right",
-        "Most rollouts are wasted, since such groups train nothing. After three batches without signal the job stops.",
-        "Job dashboard, 'Groups per minute'. all_wrong: the rows are too hard; use easier ones or supervised training "
-        "first. equal: the grader makes no distinctions. Groups that are all_right are not counted: a job ends with "
-        "them when it has learned its rows.",
+        "{{ $value | humanizePercentage }} of the groups of {{ $labels.job }} have equal rewards and are not all right",
+        "Most rollouts are wasted, because zero-variance groups teach nothing. After three zero-variance batches the "
+        "job stops.",
+        "Job dashboard, 'Groups per minute'. all_wrong: the rows are too hard; use easier ones or an SFT warm-up. "
+        "equal: the grader gives all rollouts the same grade. Groups that are all_right are not counted: a job ends "
+        "with them when it has learned its rows.",
     ),
     Alert(
         "LearnerStarves",
@@ -264,8 +264,8 @@ ALERTS = (
         "an engine of {{ $labels.job }} was replaced",
         "The rollouts of the engine start again. More than three replacements per engine between two weight updates "
         "end the job.",
-        "The job's events say why. If it was killed or out of memory, lower max_num_seqs or use a larger node. If it "
-        "differed from the learner, see EngineLearnerDifference.",
+        "The job's events have the cause. If it was killed or out of memory, lower max_num_seqs or use a larger node. "
+        "If it differed from the learner, see EngineLearnerDifference.",
     ),
     Alert(
         "LearnerRestarts",
@@ -275,8 +275,8 @@ ALERTS = (
         "the learner of {{ $labels.job }} has restarted {{ $value | humanize }} times in an hour",
         "Each time all ranks start again and the updates since the last checkpoint are repeated. Restarts without a "
         "finished step in between end the job.",
-        "The events `learner_restarted` have the cause, and the rank's log more. Out of memory: lower "
-        "`cluster.micro_batch_tokens`. A node that comes and goes: `ray status`.",
+        "The events `learner_restarted` have the cause; the rank's log has details. If memory ran out, lower "
+        "`cluster.micro_batch_tokens`. If a node keeps leaving, check `ray status`.",
     ),
     Alert(
         "HeldOutFalls",
@@ -289,9 +289,9 @@ ALERTS = (
         ),
         "15m",
         "the held-out grade of {{ $labels.job }} fell to {{ $value | humanize }} in two hours while the grade rose",
-        "The policy learns what its grader rewards and not what it is for: reward hacking.",
+        "The policy exploits its grader instead of solving the task: reward hacking.",
         "Job dashboard, 'Held-out grade'. Read rollouts with high grades (`agent-rft traces RUN`); the event "
-        "`alarm_raised` has some. Add a guard or repair the grader, and continue from a checkpoint before the "
+        "`alarm_raised` lists some. Add a guard or repair the grader, and continue from a checkpoint before the "
         "held-out grade fell.",
     ),
     Alert(
@@ -301,22 +301,22 @@ ALERTS = (
         "0m",
         "{{ $labels.job }}: a job has failed",
         "Its driver ended with an error and released its engines and learner. For the job `api`: a job of the server "
-        "failed, maybe before it had a driver.",
-        "The last event says why (`events.jsonl`, `agent-rft events list JOB`; `agent-rft jobs log JOB` has what the "
-        "driver wrote). `agent-rft explain CODE` explains a problem code. Once the cause is gone, resume it: it starts "
-        "at its last checkpoint.",
+        "failed, possibly before its driver started.",
+        "The last event has the cause (`events.jsonl`, `agent-rft events list JOB`; `agent-rft jobs log JOB` has the "
+        "driver's output). `agent-rft explain CODE` explains a problem code. Once the cause is fixed, resume the "
+        "job: it continues from its last checkpoint.",
     ),
     Alert(
         "JobLost",
         "critical",
         Condition(drivers(), "==", 0),
         "5m",
-        "the driver of {{ $labels.job }} is gone, and did not report an end",
-        "It was killed, or its node is down; then the steps since its last checkpoint have to be done again. A scrape "
-        "interval above 15 s may miss the end of a job that was in order.",
-        "If the run's events have a `job_ended`, nothing is lost. The server starts its jobs again by itself; resume "
-        "another with `agent-rft train JOB.yaml --resume RUN`. `dmesg` or `kubectl describe pod` says whether memory "
-        "was short.",
+        "the driver of {{ $labels.job }} is gone and did not report the end of the job",
+        "It was killed, or its node is down; the steps since the last checkpoint must be repeated. With a scrape "
+        "interval above 15 s, Prometheus may miss the end of a job that ended normally.",
+        "If the run's events include `job_ended`, nothing is lost. The server restarts its jobs automatically; resume "
+        "other jobs with `agent-rft train JOB.yaml --resume RUN`. `dmesg` or `kubectl describe pod` shows whether "
+        "memory ran out.",
     ),
     Alert(
         "TargetDown",
@@ -330,10 +330,10 @@ ALERTS = (
         ),
         "5m",
         "Prometheus cannot scrape {{ $labels.instance }}{{ $labels.node }}, where a job or Ray runs",
-        "Panels and alerts about its processes are blind. A node without a job serves no metrics, and needs no alert.",
-        "Is the node there (`ray status`)? If it is, does `curl http://NODE:9464/metrics` answer from the machine of "
-        "Prometheus: a firewall or a network policy may be in between, or a full disk keeps the processes from writing "
-        "their metrics.",
+        "Panels and alerts have no data about its processes. A node without a job serves no metrics and has no alert.",
+        "Check whether the node is in the cluster (`ray status`). If it is, run `curl http://NODE:9464/metrics` on the "
+        "host of Prometheus. A firewall or a network policy may block it, or a full disk keeps the processes from "
+        "writing their metrics.",
     ),
     Alert(
         "QueueStands",
@@ -346,8 +346,8 @@ ALERTS = (
         ),
         "20m",
         "{{ $value }} jobs of the server wait, and none runs",
-        "No job starts, although one may: the server does not reach the cluster, or waits for a paused job to save.",
-        "The server's log says what it tries. `ray status` and `agent-rft jobs get JOB` show whether the cluster "
+        "No job starts although one could: the server cannot reach the cluster, or waits for a paused job to save.",
+        "The server's log shows what it is doing. `ray status` and `agent-rft jobs get JOB` show whether the cluster "
         "answers; restarting the server loses nothing.",
     ),
     Alert(
@@ -356,20 +356,20 @@ ALERTS = (
         Condition(f"max by (job) ({samples('api_queue_age_s')})", ">", 4 * 3600),
         "5m",
         "a job of the server has been queued for {{ $value | humanizeDuration }}",
-        "It starts after the jobs before it, as `jobs.max_running` of them run at a time.",
+        "The job waits for the jobs before it. At most `jobs.max_running` jobs run at a time.",
         "`agent-rft jobs list` shows what runs. Raise `jobs.max_running` if the cluster has free GPUs (`ray status`), "
-        "add GPUs, or pause a job that may wait. If nothing runs, see QueueStands.",
+        "add GPUs, or pause a job that can wait. If nothing runs, see QueueStands.",
     ),
     Alert(
         "ApiDown",
         "critical",
         Condition(api(), "==", 0),
         "5m",
-        "no process of the API exports metrics any more",
-        "The API or the whole head is gone: clients get no answer and queued jobs do not start. Running jobs whose "
-        "nodes are there go on.",
-        "Is the head there (`kubectl get pods`, `ray status`), and does `curl http://SERVER:8000/health` answer? Start "
-        "the server again: its jobs continue. If you stopped it on purpose, silence the alert: it ends after a day.",
+        "no process of the API exports metrics",
+        "The API or the whole head is gone: clients get no answer and queued jobs do not start. Running jobs "
+        "continue if their nodes are up.",
+        "Check the head (`kubectl get pods`, `ray status`) and `curl http://SERVER:8000/health`. Start the server "
+        "again: its jobs continue. If you stopped it on purpose, silence the alert, which ends after a day.",
     ),
     Alert(
         "HeadMemory",
@@ -377,10 +377,10 @@ ALERTS = (
         Condition(RAY_HEAD_MEMORY, ">", 0.9),
         "5m",
         "the head {{ $labels.ip }} uses {{ $value | humanizePercentage }} of its memory",
-        "At 95 % Ray kills processes there, and a container over its limit is killed: the head takes the whole cluster "
-        "with it.",
+        "At 95 % Ray kills processes on the head, and a container over its limit is killed. The cluster stops if its "
+        "head is killed.",
         "Fleet dashboard, 'Memory by process'. Give the head more memory, and keep engines and learner ranks off it. "
-        "The object store counts, too (`--object-store-memory`).",
+        "The object store counts too (`--object-store-memory`).",
     ),
     Alert(
         "EnginesMissing",
@@ -391,10 +391,10 @@ ALERTS = (
             f"count by (job) ({samples('engine/<engine>/ready')})",
         ),
         "15m",
-        "only {{ $value }} engines of {{ $labels.job }} are ready, and others have not been for 15 minutes",
-        "The job samples with fewer engines than it wants, and is slower by as much.",
-        "Fleet dashboard, 'Ready engines'. The events say what they wait for; `ray status` shows whether the cluster "
-        "lacks GPUs or nodes that the autoscaler cannot get. An engine that starts and dies again: EngineReplaced.",
+        "only {{ $value }} engines of {{ $labels.job }} are ready; others have not been ready for 15 minutes",
+        "The job samples with fewer engines than planned and is slower.",
+        "Fleet dashboard, 'Ready engines'. The events show what the engines wait for; `ray status` shows whether the "
+        "cluster lacks GPUs or nodes that the autoscaler cannot get. If an engine keeps dying, see EngineReplaced.",
     ),
     Alert(
         "OldCheckpoint",
@@ -402,10 +402,10 @@ ALERTS = (
         Condition(samples("checkpoint_age_s"), ">", 7200),
         "5m",
         "the last checkpoint of {{ $labels.job }} was {{ $value | humanizeDuration }} ago",
-        "If the driver is killed now, the steps of that time are done again.",
-        "Job dashboard, 'Age of the checkpoint' and 'Step time'. If it is so long because of "
-        "`cluster.checkpoint_interval`, lower that: a resumed job may change it. If checkpoints came often enough "
-        "until now, see NoProgress. To save one now, pause the job (or end it with SIGTERM) and resume it.",
+        "If the driver is killed now, the steps since then must be repeated.",
+        "Job dashboard, 'Age of the checkpoint' and 'Step time'. If "
+        "`cluster.checkpoint_interval` is the cause, lower it: a resumed job may change it. If checkpoints were "
+        "frequent until now, see NoProgress. To save one now, pause the job (or end it with SIGTERM) and resume it.",
     ),
     Alert(
         "CheckpointStoreFails",
@@ -413,18 +413,18 @@ ALERTS = (
         Condition(store_failures(), ">", 2),
         "0m",
         "the checkpoint store of {{ $labels.job }} has failed {{ $value | humanize }} times in half an hour",
-        "Training continues, but the newest checkpoint is only in the run folder: it is lost with that disk.",
-        "The events `checkpoint_store_failed` have the cause: check credentials, quota and the address in "
-        "`checkpoint_store`. The next checkpoint is copied again, so nothing has to be restarted.",
+        "Training continues, but the newest checkpoint is only in the run folder and is lost if that disk fails.",
+        "The events `checkpoint_store_failed` have the cause: check credentials, quota and the URL in "
+        "`checkpoint_store`. The next checkpoint is uploaded again, so no restart is needed.",
     ),
     Alert(
         "TrackerFails",
         "warning",
         Condition(failed_trackers(), ">", 0),
         "0m",
-        "{{ $labels.integration }} gets no more numbers of {{ $labels.job }}",
-        "Training continues, and the run folder has all numbers.",
-        "The event `integration_failed` has the reason. The tracker is tried again when the job is paused and resumed. "
+        "{{ $labels.integration }} no longer receives metrics of {{ $labels.job }}",
+        "Training continues, and the run folder has all metrics.",
+        "The event `integration_failed` has the reason. The job connects to the tracker again after a pause. "
         "If it fails in all jobs, check the operator's `integrations`, and the tracker's status page.",
     ),
     Alert(
@@ -436,7 +436,7 @@ ALERTS = (
         "A version of the weights does not fit into the store: weight updates become slow, and a pod whose disk has a "
         "limit is evicted.",
         "Fleet dashboard, 'Spilled to disk by node in 15 minutes'. Give the store more memory (`ray start "
-        "--object-store-memory`, in Kubernetes `object-store-memory` of the worker group) and /dev/shm as much.",
+        "--object-store-memory`, in Kubernetes `object-store-memory` of the worker group) and /dev/shm the same size.",
     ),
     Alert(
         "DiskFull",
@@ -474,7 +474,7 @@ def alert(name: str) -> Alert:
     """Return the alert with this name.
 
     Raises:
-        KeyError: there is no such alert.
+        KeyError: The alert does not exist.
     """
     return _BY_NAME[name]
 

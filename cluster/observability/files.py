@@ -1,4 +1,4 @@
-"""The configuration of Prometheus and Grafana: files for `docker compose`, and the alert rules for Kubernetes."""
+"""Configuration of Prometheus and Grafana: files for `docker compose`, and the alert rules for Kubernetes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RAY_DISCOVERY = "/api/prometheus/sd"
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The scrape targets of one Ray cluster.
+    """Scrape targets of one Ray cluster.
 
     `ray` is the URL of Ray's dashboard, from which Prometheus discovers nodes as they join and leave, or None.
     `nodes` are the hosts that run our jobs; None means the nodes that `ray` reports. `port` serves our metrics there.
@@ -41,10 +41,10 @@ class Cluster:
 
 
 def prometheus_config(cluster: Cluster) -> dict[str, Any]:
-    """The content of prometheus.yml.
+    """Return the content of prometheus.yml.
 
-    Ray's service discovery lists the ports of Ray's own metrics, several per node, with a label `job` of its own. Ours
-    are on `port` of these nodes.
+    Ray's service discovery lists several ports with Ray's metrics per node, under another value of the label `job`. Our
+    metrics are on `port` of these nodes.
     """
     discovery = [{"url": f"{cluster.ray}{RAY_DISCOVERY}", "refresh_interval": "30s"}]
     ours: dict[str, Any] = {"job_name": OUR_TARGETS, "honor_labels": True}
@@ -67,7 +67,7 @@ def prometheus_config(cluster: Cluster) -> dict[str, Any]:
 
 
 def write_pair(out: Path, cluster: Cluster, runbook_url: str | None = None) -> None:
-    """Writes the configuration of a Prometheus and a Grafana that watch this cluster, replacing existing files."""
+    """Write the configuration of a Prometheus and a Grafana that watch this cluster, replacing existing files."""
     _write(out / "prometheus.yml", _yaml(prometheus_config(cluster)))
     _write(out / "alerts.yml", _yaml(rule_groups(runbook_url)))
     _write(out / RUNBOOK, runbook())
@@ -88,10 +88,10 @@ def rule_groups(runbook_url: str | None = None) -> dict[str, Any]:
 
     Each alert links to its panel by the annotations that Grafana reads:
     https://grafana.com/docs/grafana/latest/alerting/alerting-rules/link-alert-rules-to-panels/
-    With `runbook_url`, the address of RUNBOOK.md as the operator publishes it, it links to its section there, too.
+    With `runbook_url`, the URL of the published RUNBOOK.md, each alert also links to its section there.
     """
     rules = []
-    panels = _panels_of_alerts()
+    panels = _panel_by_alert()
     for alert in ALERTS:
         board, number, _ = panels[alert.name]
         texts = {"summary": alert.summary, "description": alert.meaning, "runbook": alert.runbook}
@@ -112,12 +112,12 @@ def rule_groups(runbook_url: str | None = None) -> dict[str, Any]:
 
 def runbook() -> str:
     """Return the text of RUNBOOK.md. Its headings are the names of the alerts, the anchors of `runbook_url`."""
-    lines = ["# What to do when an alert fires", "", "Generated from `cluster/observability/alerts.py`.", ""]
-    panels = _panels_of_alerts()
+    lines = ["# Alert runbook", "", "Generated from `cluster/observability/alerts.py`.", ""]
+    panels = _panel_by_alert()
     for alert in ALERTS:
         board, _, panel = panels[alert.name]
         severity = alert.severity.capitalize()
-        fires = f"{severity}, at once:" if alert.wait == "0m" else f"{severity}, after {alert.wait}:"
+        fires = f"{severity}, immediately:" if alert.wait == "0m" else f"{severity}, after {alert.wait}:"
         shown = f"The threshold is a line in the {board.label} dashboard, '{panel.title}'."
         lines += [
             f"## {alert.name}",
@@ -136,8 +136,8 @@ def runbook() -> str:
     return "\n".join(lines)
 
 
-def _panels_of_alerts() -> dict[str, tuple[Dashboard, int, Panel]]:
-    """Return the panel that draws the threshold of each alert, with its dashboard and id."""
+def _panel_by_alert() -> dict[str, tuple[Dashboard, int, Panel]]:
+    """Return the dashboard, id and panel that draw the threshold of each alert, by the alert's name."""
     return {
         alert.name: (board, number, panel)
         for board in DASHBOARDS
@@ -149,7 +149,7 @@ def _panels_of_alerts() -> dict[str, tuple[Dashboard, int, Panel]]:
 def prometheus_rule(runbook_url: str | None = None) -> str:
     """Return the alerts as a PrometheusRule, the object of the Prometheus operator, in YAML.
 
-    With `runbook_url`, the address of RUNBOOK.md as the operator publishes it, each alert links to its section.
+    With `runbook_url`, the URL of the published RUNBOOK.md, each alert links to its section there.
     """
     rule = {"apiVersion": "monitoring.coreos.com/v1", "kind": "PrometheusRule", "metadata": {"name": "agent-rft"}}
     return _yaml(rule | {"spec": rule_groups(runbook_url)})
@@ -214,5 +214,5 @@ absolute path of `grafana/dashboards`.
 
 With an existing Prometheus: copy `scrape_configs` (`honor_labels: true` keeps our label `job`), add `alerts.yml` as a
 rule file, and route the alerts with your Alertmanager. With an existing Grafana: import `grafana/dashboards/*.json`.
-RUNBOOK.md says what to do when an alert fires.
+RUNBOOK.md describes what to do when an alert fires.
 """

@@ -1,4 +1,4 @@
-"""PromQL over the list of metrics: selectors of their samples, and sums of their rates."""
+"""PromQL for the listed metrics: selectors of samples, and sums of rates."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from agent_rft.metrics import METRICS, metric_of, prometheus_name
 
 Part = Literal["bucket", "sum", "count"]
 OUR_TARGETS, RAY_TARGETS, DCGM_TARGETS = "agent-rft", "agent-rft-ray", "agent-rft-dcgm"
-"""The label `job` of our ports, of Ray's and of DCGM's, by which a shared Prometheus tells them from other people's."""
+"""Values of the label `job` for our ports, Ray's and DCGM's; they identify our targets in a shared Prometheus."""
 RAY_SPILLED = f'ray_spill_manager_objects_bytes{{job="{RAY_TARGETS}",State="Spilled"}}'
-"""Bytes that Ray's object store on a node has written to disk since Ray started; it never falls."""
+"""Bytes that Ray's object store on a node has spilled to disk since Ray started; never decreases."""
 
 
 RAY_HEAD_MEMORY = " / ".join(
     f'max by (ip) (ray_node_mem_{what}{{job="{RAY_TARGETS}",IsHeadNode="true"}})' for what in ("used", "total")
 )
-"""Share of memory in use on the head of each cluster, of its limit in a container."""
+"""Share of used memory on the head of each cluster; in a container, of the container's limit."""
 
 
 def samples(name: str, *matchers: str, part: Part | None = None) -> str:
-    """The selector of a metric's samples: `rollouts/graded` -> `agent_rft_rollouts_total{outcome="graded"}`.
+    """Return the selector of a metric's samples: `rollouts/graded` -> `agent_rft_rollouts_total{outcome="graded"}`.
 
     A placeholder selects all its values (`rollouts/<outcome>`). `matchers` are further conditions on labels
-    (`job=~"$job"`), `part` is that of a histogram.
+    (`job=~"$job"`); `part` selects a part of a histogram.
 
     Raises:
-        KeyError: the name is not listed.
-        ValueError: Prometheus has no such samples: the metric is only in the file, or `part` does not fit its kind.
+        KeyError: The metric is not listed.
+        ValueError: The metric is only in the metrics file, or `part` does not fit its kind.
     """
     found = metric_of(name)
     if found is None:
@@ -44,5 +44,5 @@ def samples(name: str, *matchers: str, part: Part | None = None) -> str:
 
 
 def rate(selector: str, window: str, by: Sequence[str] = ("job",)) -> str:
-    """The rate per second over the window, summed for each combination of the labels in `by`."""
+    """Return the rate per second over the window, summed by the labels in `by`."""
     return f"sum by ({', '.join(by)}) (rate({selector}[{window}]))"

@@ -1,4 +1,4 @@
-"""Finds the scrape targets: the nodes of a running Ray cluster, or this machine."""
+"""Discovery of scrape targets: the nodes of a running Ray cluster, or this host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent_rft.cluster.ray_cluster.session import is_local, ray_session
 
 
 def observed(address: str | None) -> Cluster:
-    """The scrape targets of the Ray cluster at `address`, or those of jobs on this machine if it is None.
+    """Return the scrape targets of the Ray cluster at `address`, or of jobs on this host if it is None.
 
     Raises:
         InvalidJob: No cluster answers at `address`.
@@ -24,7 +24,7 @@ def observed(address: str | None) -> Cluster:
     with ray_session(address):
         nodes = sorted({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]})
         dashboard = dashboard_address()
-    # With token authentication Prometheus would need a token for the discovery too: list today's nodes instead.
+    # With token authentication Prometheus would need a token for the discovery too, so list the current nodes.
     discoverable = dashboard is not None and os.environ.get("RAY_AUTH_MODE") != "token"
     url = f"http://{dashboard}" if discoverable else None
     if is_local(address):

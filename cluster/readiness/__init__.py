@@ -1,4 +1,4 @@
-"""Whether a job is worth training: what a model's draws of its rows say, before the first step.
+"""Readiness check: judges from rollouts of the base model whether a job is worth training, before the first step.
 
-Pure functions of rows and graded rollouts. Nothing here samples, grades, prints or knows a file.
+Pure functions of rows and graded rollouts. This package does not sample, grade, print or access files.
 """

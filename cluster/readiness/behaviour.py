@@ -1,4 +1,4 @@
-"""What the model did in its draws: calls, turns, tokens, time and errors, by tool and together."""
+"""Statistics of the rollouts in a readiness check: calls, turns, tokens, time and errors, in total and by tool."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """One tool: calls that were sent to it, those that it answered with an error, and its latency in seconds."""
+    """Use of one tool: calls sent to it, calls that it answered with an error, and its latency in seconds."""
 
     name: str
     calls: int
@@ -36,16 +36,16 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """How the rollouts went.
+    """Statistics of the rollouts.
 
     Attributes:
-        calling: Share of the rollouts of rows with tools that called one; None if no row offers tools.
-        invalid_calls: Share of calls that are the model's mistakes (MODELS_MISTAKES), 0 without calls.
-        call_errors: Number of calls by error.
-        ended: Share of rollouts by how they ended: answer, max_steps, max_tokens, context.
+        calling: Share of rollouts that called a tool, among rows that offer tools; None if no row offers tools.
+        invalid_calls: Share of calls that fail because of the model (MODELS_MISTAKES); 0 if there are no calls.
+        call_errors: Number of failed calls by error.
+        ended: Share of rollouts by finish reason: answer, max_steps, max_tokens, context.
         discarded: Number of discarded rollouts by reason.
         guards: Number of rollouts by the guard that set their grade.
-        over_target: Share of rollouts whose model and tool time is above the target; None without one.
+        over_target: Share of rollouts whose model and tool time exceeds the target; None if there is no target.
     """
 
     rollouts: int
@@ -64,7 +64,7 @@ class Behaviour:
 
 
 def behaviour_of(groups: Sequence[Group], target_s: float | None) -> Behaviour | None:
-    """None if no rollout was graded."""
+    """Return the statistics of the rollouts, or None if no rollout was graded."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     if not rollouts:
         return None
@@ -78,7 +78,7 @@ def behaviour_of(groups: Sequence[Group], target_s: float | None) -> Behaviour |
         turns=spread(len(rollout.turns) for rollout in rollouts),
         sampled_tokens=spread(rollout.num_sampled for rollout in rollouts),
         busy_s=spread(rollout.busy_s for rollout in rollouts),
-        tools=_tools(rollouts),
+        tools=_tool_uses(rollouts),
         calling=fmean(_calls_a_tool(rollout) for rollout in with_tools) if with_tools else None,
         invalid_calls=wilson(invalid, num_calls) if num_calls else Interval(0.0, 0.0, 0.0, 0),
         call_errors=dict(errors),
@@ -98,8 +98,8 @@ def _calls_a_tool(rollout: Rollout) -> bool:
     return any(result.error not in MODELS_MISTAKES for result in rollout.results)
 
 
-def _tools(rollouts: Sequence[Rollout]) -> tuple[ToolUse, ...]:
-    """The tools that were sent calls, the most used first."""
+def _tool_uses(rollouts: Sequence[Rollout]) -> tuple[ToolUse, ...]:
+    """Return the tools that received calls, the most used first."""
     answered: dict[str, list[ToolResult]] = {}
     for rollout in rollouts:
         for call, result in zip(rollout.calls, rollout.results, strict=True):

@@ -1,4 +1,4 @@
-"""Rows that contradict, repeat or leak: the same question with other references, near duplicates, shared files."""
+"""Data checks of a readiness check: contradictory rows, duplicates, near duplicates, and rows in several files."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from rapidfuzz import fuzz, process, utils
 from agent_rft.types import Task
 
 NEAR = 95.0
-"""rapidfuzz's ratio of two questions that count as nearly the same: one letter in twenty may differ."""
+"""Minimum rapidfuzz ratio of near-duplicate questions: one letter in twenty may differ."""
 COMPARED_ROWS = 2_000
-"""Rows of one reference that are compared with each other: 2 million pairs, a second."""
+"""Maximum rows with the same reference that are compared with each other: 2 million pairs, about a second."""
 MAX_PAIRS = 200
-"""Pairs that are kept."""
+"""Maximum number of near-duplicate pairs in the result."""
 MESSAGES, NOT_THE_REFERENCE = "messages", ("messages", "tools", "id", "row_id", "uuid")
-"""Everything else of a row may be read by its grader, so it is the row's reference."""
+"""Fields that are not part of the reference. Graders may read all other fields, so these form the reference."""
 NO_REFERENCE = "{}"
-"""Without references nothing says that two questions mean the same."""
+"""JSON of an empty reference. Without a reference, two similar questions may still have different answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataFinding:
-    """Lines of a job's file, in groups, and how many rows of the job's other files are in it.
+    """Problems in the rows of one file of a job, as groups of line numbers.
 
-    `contradictory`: the same question, other references. `duplicates`: the same in both. `near_duplicates`: pairs with
-    the same reference and nearly the same question, at most MAX_PAIRS. `distinct` counts the different questions.
+    `contradictory` rows have the same question but different references; `duplicates` have the same question and
+    reference. `near_duplicates` are at most MAX_PAIRS pairs with the same reference and nearly the same question.
+    `distinct` counts different questions. `shared` counts the rows of each other file whose question is in this file.
     """
 
     file: str
@@ -44,7 +45,7 @@ class DataFinding:
 
 
 def data_finding(file: str, tasks: Sequence[Task], others: Mapping[str, Sequence[Task]]) -> DataFinding:
-    """`file`: the job's field of the rows; `others`: the rows of the other files by the job's field."""
+    """Find problems in the rows of `file`, named by its field in the job; `others` has the rows of the other files."""
     same_question: dict[str, dict[str, list[int]]] = {}
     for task in tasks:
         references = same_question.setdefault(_question(task), {})
@@ -60,7 +61,7 @@ def data_finding(file: str, tasks: Sequence[Task], others: Mapping[str, Sequence
             if len(references) > 1
         ),
         duplicates=tuple(tuple(lines) for refs in same_question.values() for lines in refs.values() if len(lines) > 1),
-        near_duplicates=tuple(_near(tasks)),
+        near_duplicates=tuple(_near_duplicates(tasks)),
         shared={name: count for name, count in shared.items() if count},
     )
 
@@ -73,11 +74,11 @@ def _reference(task: Task) -> str:
     return json.dumps({k: v for k, v in task.item.items() if k not in NOT_THE_REFERENCE}, sort_keys=True)
 
 
-def _near(tasks: Sequence[Task]) -> list[tuple[int, int]]:
-    """Pairs of lines whose references are equal and whose questions are nearly so; a row may be in several pairs."""
+def _near_duplicates(tasks: Sequence[Task]) -> list[tuple[int, int]]:
+    """Return pairs of lines with equal references and nearly equal questions. A row may be in several pairs."""
     by_reference: dict[str, dict[str, int]] = {}
     for task in tasks:
-        text = str(task.messages[-1].get("content") or "")  # instructions that all rows share say nothing of one
+        text = str(task.messages[-1].get("content") or "")  # instructions shared by all rows would hide differences
         by_reference.setdefault(_reference(task), {}).setdefault(text, task.line)
     pairs = []
     for reference, questions in by_reference.items():

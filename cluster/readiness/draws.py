@@ -1,4 +1,4 @@
-"""What a row's rollouts are worth as training data: mean, deviation and best, and whether a group of them differs."""
+"""Training signal in the readiness samples: reward statistics per row, and the share of groups with signal."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from agent_rft.trainer.algorithm.advantage import EQUAL_WITHIN, LEAST_DIFFERENCE
 from agent_rft.types import Group, Rollout
 
 SIZES = (4, 8, 16, 32)
-"""Group sizes that are compared: `compute_multiplier` 0.5, 1, 2 and 4."""
+"""Group sizes to compare: `compute_multiplier` 0.5, 1, 2 and 4."""
 SHOWN_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The rollouts of one row. `mean`, `deviation`, `best` and `worst` are of rewards; NaN-free: it has a graded one.
+    """Statistics of one row, which has at least one graded rollout, so no value is NaN.
 
-    `no_signal` is why they would train nothing as one group, None if they would.
+    `mean`, `deviation`, `best` and `worst` describe the rewards. `no_signal` is the reason why the rollouts, taken as
+    one group, have no signal; None if they have.
     """
 
     row_id: str
@@ -42,7 +43,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Shares of the graded rows: whose rollouts are all right, all wrong, equal in another way, or differ."""
+    """Shares of the graded rows by result: rollouts all right, all wrong, otherwise equal, or different (`signal`)."""
 
     all_right: float
     all_wrong: float
@@ -58,7 +59,7 @@ class PassAt:
 
 @dataclass(frozen=True, slots=True)
 class GroupSignal:
-    """The expected share of groups of this size whose rewards differ: between `low` and `high`."""
+    """Bounds of the expected share of groups of this size whose rewards differ."""
 
     size: int
     low: float
@@ -66,7 +67,7 @@ class GroupSignal:
 
 
 def rows_of(groups: Iterable[Group], pass_threshold: float) -> list[Row]:
-    """The rows with a graded rollout, from the lowest mean reward to the highest."""
+    """Return the rows with a graded rollout, in ascending order of mean reward."""
     rows = [_row(group, pass_threshold) for group in groups if group.rollouts]
     return sorted(rows, key=lambda row: (row.mean, row.best, row.line))
 
@@ -97,10 +98,10 @@ def shares_of(rows: Sequence[Row]) -> Shares:
 
 
 def pass_at(rows: Sequence[Row], samples: int) -> tuple[PassAt, ...]:
-    """pass@k for k = 1, 2, 4, ... up to `samples`, with intervals over rows.
+    """Return pass@k for k = 1, 2, 4, ... up to `samples`, with intervals over rows.
 
-    The estimator is unbiased in each row with at least k rollouts: `agent_rft.metrics.pass_at_k`, after Chen et
-    al. 2021, arXiv:2107.03374, equation 1. Rows with fewer are left out.
+    The estimator is unbiased for each row with at least k rollouts: `agent_rft.metrics.pass_at_k`, after Chen et
+    al. 2021, arXiv:2107.03374, equation 1. Rows with fewer rollouts are left out.
     """
     found = []
     for k in sorted({*(1 << i for i in range(samples.bit_length())), samples}):
@@ -111,16 +112,17 @@ def pass_at(rows: Sequence[Row], samples: int) -> tuple[PassAt, ...]:
 
 
 def group_signal(groups: Sequence[Group], sizes: Iterable[int] = SIZES) -> tuple[GroupSignal, ...]:
-    """The expected share of rows whose group of some size has rewards that differ.
+    """Return the expected share of groups whose rewards differ, for each group size.
 
-    Up to the n rollouts that a row has, it is unbiased: 1 - sum over its distinct outcomes of C(c, size) / C(n, size),
-    as for pass@k. Beyond n nothing is assumed of the row: 1 - sum of p^size is concave in the size for any
-    probabilities p, so the share at a larger size is at least that at n, and grows at most as from n - 1 to n.
+    Up to a row's n rollouts, the estimate is unbiased, as for pass@k: 1 - sum of C(c, size) / C(n, size) over its
+    distinct outcomes, each of which c rollouts share. Larger sizes get bounds: 1 - sum of p^size is concave in the
+    size for any probabilities p. So the share is at least the share at n, and each further rollout adds at most as
+    much as the step from n - 1 to n.
     """
     outcomes = [_outcomes(group.rollouts) for group in groups if len(group.rollouts) >= 2]
     if not outcomes:
         return ()
-    bounds = [[_differs(counts, size) for counts in outcomes] for size in sorted(sizes)]
+    bounds = [[_difference_bounds(counts, size) for counts in outcomes] for size in sorted(sizes)]
     return tuple(
         GroupSignal(size, fmean(low for low, _ in found), min(1.0, fmean(high for _, high in found)))
         for size, found in zip(sorted(sizes), bounds, strict=True)
@@ -128,7 +130,7 @@ def group_signal(groups: Sequence[Group], sizes: Iterable[int] = SIZES) -> tuple
 
 
 def _outcomes(rollouts: Sequence[Rollout]) -> Counter[int]:
-    """How many rollouts share each outcome: equal grades, and penalties that differ too little, as in `signal_of`."""
+    """Count rollouts per outcome. Equal grades with nearly equal penalties are one outcome, as in `signal_of`."""
     outcomes = Counter[int]()
     number, grade, reward = 0, math.nan, math.nan
     for rollout in sorted(rollouts, key=lambda r: (round(r.grade.value / EQUAL_WITHIN), r.reward)):
@@ -138,8 +140,8 @@ def _outcomes(rollouts: Sequence[Rollout]) -> Counter[int]:
     return outcomes
 
 
-def _differs(counts: Counter[int], size: int) -> tuple[float, float]:
-    """Bounds of the probability that `size` rollouts of a row with these outcomes are not all equal."""
+def _difference_bounds(counts: Counter[int], size: int) -> tuple[float, float]:
+    """Return bounds of the probability that `size` rollouts of a row with these outcomes are not all equal."""
     n = counts.total()
 
     def within(m: int) -> float:

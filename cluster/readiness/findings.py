@@ -1,4 +1,4 @@
-"""All findings of one look at a job before training, and how they are put together."""
+"""Result of a readiness check, and the function that computes it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from agent_rft.spec.plan import Plan
 from agent_rft.types import Group, Task
 
 FORMAT = 1
-"""The format of the JSON; raise it when a key changes its meaning."""
+"""Version of the JSON format. Raise it when the meaning of a key changes."""
 SHOWN_GROUPS = 20
-"""Groups of similar rows in the short form; the reasons say how many there are."""
+"""Maximum groups of similar rows in the JSON without rows; the reasons state how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """The verdict and everything it was made of. `rows` go from the lowest mean reward to the highest."""
+    """Verdict of a readiness check and all its measurements. `rows` are in ascending order of mean reward."""
 
     verdict: Verdict
     reasons: tuple[Found, ...]
@@ -61,7 +61,7 @@ class Readiness:
         return [found.reason.value for found in self.reasons]
 
     def as_json(self, *, with_rows: bool = True) -> dict[str, Any]:
-        """Everything as plain values, NaN as None. Each reason has its remedy. Without rows it is short."""
+        """Return all fields as JSON values, with NaN as None and a fix for each reason; shortened without rows."""
         values: dict[str, Any] = _finite({"format": FORMAT} | asdict(self))
         values["reasons"] = [
             {
@@ -92,19 +92,19 @@ def readiness_of(
     target_s: float | None = None,
     rollout_s: float | None = None,
 ) -> Readiness:
-    """The findings.
+    """Return the result of a readiness check.
 
     Args:
         job: The job.
-        plan: Its numbers.
-        tasks: The rows that were drawn.
-        groups: One group of `samples` rollouts for each of them.
-        others: Rows of the job's other files by the job's field.
-        samples: Rollouts of each row.
-        again: Trace id -> the same answer's second grade; None: it could not be graded again.
-        file: The job's field of the rows.
-        target_s: Wanted model and tool time of a rollout.
-        rollout_s: Seconds per rollout, with as many at a time as the engines hold.
+        plan: The job's numbers of steps and rollouts.
+        tasks: The sampled rows.
+        groups: One group of `samples` rollouts for each sampled row.
+        others: Rows of the job's other files, by the job's field.
+        samples: Rollouts per row.
+        again: Second grade of the same answer by trace id; None if the second grading failed.
+        file: Field of the job that names the file of the rows.
+        target_s: Target for the model and tool time of a rollout; None if there is no target.
+        rollout_s: Elapsed seconds divided by the number of rollouts, with the engines fully loaded.
     """
     rows = rows_of(groups, job.reinforcement.grader.pass_threshold)
     shares, grader = shares_of(rows), grader_finding(groups, again)
@@ -135,7 +135,7 @@ def readiness_of(
 
 
 def _finite(value: Any) -> Any:
-    """The value with None for numbers that JSON does not have."""
+    """Return the value with None in place of numbers that JSON does not support."""
     if isinstance(value, dict):
         return {key: _finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""How far a grader's differences can be trusted: its noise, its steps, and whether the held-out grader agrees."""
+"""Reliability of a grader: its noise, its number of different grades, and its agreement with the held-out grader."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from agent_rft.metrics.intervals import Interval, bootstrap_mean
 from agent_rft.types import Group, Rollout
 
 CHANGED = 1e-3
-"""Grades of one answer that differ by less count as equal."""
+"""Two grades of one answer that differ by no more than this count as equal."""
 _DIGITS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class GraderFinding:
-    """What the grades of these rollouts say about the grader.
+    """Reliability of the grader, measured on the sampled rollouts.
 
     Attributes:
-        distinct: Different grades, of `graded` rollouts.
-        regraded: Answers that were graded a second time; `failed` of the tries ended without a grade.
-        changed: Share of them whose grade changed; None if none was graded twice.
-        noise: Share of the variance between the rollouts of a row that is the grader's own; None if nothing differs.
-        agreement: Mean over rows of the correlation between grade and held-out grade within a row, over the rows in
-            which the grades differ (0 if the held-out grades are equal there); None without a held-out grader.
+        distinct: Number of different grades among the `graded` rollouts.
+        regraded: Number of answers that got a second grade; `failed` counts second gradings without a grade.
+        changed: Share of the regraded answers whose grade changed; None if no answer was regraded.
+        noise: Grader noise as a share of the grade variance within rows; None if unknown or all grades are equal.
+        agreement: Mean over rows of the correlation between grade and held-out grade within a row. Rows with equal
+            grades are left out; equal held-out grades count as 0. None without a held-out grader.
     """
 
     graded: int
@@ -39,7 +39,7 @@ class GraderFinding:
 
 
 def grader_finding(groups: Sequence[Group], again: Mapping[str, float | None]) -> GraderFinding:
-    """`again`: trace id -> the grade of the same answer graded once more, None if that failed."""
+    """Measure the grader; `again` has second grades of the same answers by trace id, None if the grading failed."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     twice = [(_ungated(r), again[r.trace_id]) for r in rollouts if r.trace_id in again]
     pairs = [(first, second) for first, second in twice if second is not None]
@@ -56,14 +56,15 @@ def grader_finding(groups: Sequence[Group], again: Mapping[str, float | None]) -
 
 
 def _ungated(rollout: Rollout) -> float:
-    """What the grader gave, before guards."""
+    """Return the grade before guards."""
     return rollout.grade.scores.get("ungated", rollout.grade.value)
 
 
 def _noise(groups: Sequence[Group], differences: Sequence[float]) -> float | None:
-    """Two grades of one answer differ by twice the variance of the noise: 1 - the test-retest reliability.
+    """Return the noise as a share of the grade variance within rows: 1 - the test-retest reliability.
 
-    Lord and Novick 1968, Statistical Theories of Mental Test Scores, chapter 3.
+    The mean squared difference of two grades of one answer is twice the variance of the noise: Lord and Novick 1968,
+    Statistical Theories of Mental Test Scores, chapter 3.
     """
     within = [variance(map(_ungated, group.rollouts)) for group in groups if len(group.rollouts) > 1]
     if not differences or not within or fmean(within) == 0.0:
@@ -72,16 +73,19 @@ def _noise(groups: Sequence[Group], differences: Sequence[float]) -> float | Non
 
 
 def _agreement(groups: Sequence[Group]) -> Interval | None:
-    """To first order, the held-out grade gains the covariance with the grade within rows: Price 1970, Nature 227."""
+    """Return the mean correlation of grade and held-out grade within rows.
+
+    To first order, training on the grade raises the held-out grade by their covariance: Price 1970, Nature 227.
+    """
     found = []
-    known = False
+    has_held_out = False
     for group in groups:
         pairs = [(r.grade.value, r.grade.held_out) for r in group.rollouts if r.grade.held_out is not None]
-        known |= bool(pairs)
+        has_held_out |= bool(pairs)
         if len(pairs) < 2:
             continue
         grades, held_out = np.array(pairs, dtype=np.float64).T
         if np.ptp(grades) <= CHANGED:
             continue
         found.append(float(np.corrcoef(grades, held_out)[0, 1]) if np.ptp(held_out) > CHANGED else 0.0)
-    return bootstrap_mean(found, bounds=(-1.0, 1.0)) if known and found else None
+    return bootstrap_mean(found, bounds=(-1.0, 1.0)) if has_held_out and found else None

@@ -1,4 +1,4 @@
-"""The verdict before training: reasons in order of weight, from thresholds that were fixed before it was measured."""
+"""Verdict of the readiness check and its reasons; the thresholds were fixed before any measurement."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from agent_rft.problems.readiness import REASONS, Reason, Verdict
 
 TRAINED = "training_file"
 MIN_ROWS = 10
-"""Distinct questions: the fewest rows that OpenAI's API takes."""
+"""Minimum number of distinct questions, the same as the minimum rows of OpenAI's API."""
 MIN_SIGNAL = 0.15
-"""Share of rows whose rollouts differ: of a usual batch of 16 groups two or three, below which a step's gradient is
-that of one or two rows."""
+"""Minimum share of rows whose rollouts differ: two or three groups of a usual batch of 16. With fewer, the gradient of
+a step comes from one or two rows."""
 MAX_PASS = 0.9
-"""Pass rate above which a gain is within the noise: of 0.1 that is left, a test file of 100 rows shows half as 0.05 +-
-0.05."""
+"""Pass rate above which an improvement is within the noise: if training gains half of the remaining 0.1, a test file of
+100 rows shows 0.05 +- 0.05."""
 MAX_CONTRADICTORY = 0.1
-"""Share of rows: their wrong half then moves the mean grade by up to 0.05, which is as much as can be measured."""
+"""Maximum share of contradictory rows. At this share, their wrong half moves the mean grade by up to 0.05, the smallest
+measurable change."""
 MAX_NOISE = 0.5
-"""Share of the variance within rows: above it two draws of a row are ordered by chance more than by quality."""
+"""Maximum share of noise in the grade variance within rows. Above it, noise decides the order of rollouts."""
 MAX_DISCARDED = 0.3
-"""Share of rollouts: a group with a retry each still loses one in ten."""
+"""Maximum share of discarded rollouts. Even with one retry for each, one rollout in ten is lost."""
 MAX_TOOL_ERRORS = 0.5
-"""Share of a tool's calls, surely above it by its interval; with most calls failing the tool is not usable."""
+"""Maximum error rate of a tool, compared with the lower bound of its interval. Above it, the tool is unusable."""
 MAX_INVALID_CALLS = 0.5
-"""Share of calls, surely above it by its interval: a model that gets half of its calls right can learn the form by
-itself; one that gets fewer right has the form wrong."""
+"""Maximum share of invalid calls, compared with the lower bound of its interval. A model with fewer invalid calls can
+learn the syntax in training; a model with more probably uses the wrong syntax."""
 MAX_CUT = 0.5
-"""Share of rollouts that end at a limit."""
+"""Maximum share of rollouts that end at a limit."""
 MIN_CALLING = 0.02
-"""Share of rollouts with a call: below it, a group of 8 has a call in one group of seven."""
+"""Minimum share of rollouts with a tool call. At this share, one in seven groups of 8 has a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that the verdict is made of. `penalties`: the reward also counts calls, tokens or time."""
+    """Measurements that decide the verdict. `penalties`: whether the reward depends on calls, tokens or time."""
 
     rows: Sequence[Row]
     shares: Shares
@@ -53,15 +54,15 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A reason with what was measured, in words."""
+    """Reason with its measured values as text."""
 
     reason: Reason
     words: str
 
 
 def verdict_of(evidence: Evidence) -> tuple[Verdict, tuple[Found, ...]]:
-    """The verdict and its reasons, then the notes: what must be fixed comes before a warm start."""
-    found = (*_of_the_run(evidence), *_of_the_data(evidence.data), *_of_the_grader(evidence), *_of_the_draws(evidence))
+    """Return the verdict, and its reasons followed by notes. `fix_first` takes precedence over `warm_start`."""
+    found = (*_check_run(evidence), *_check_data(evidence.data), *_check_grader(evidence), *_check_rewards(evidence))
     notes = tuple(_notes(evidence))
     verdicts = {REASONS[entry.reason].verdict for entry in found}
     if "fix_first" in verdicts:
@@ -72,7 +73,7 @@ def verdict_of(evidence: Evidence) -> tuple[Verdict, tuple[Found, ...]]:
     return "train", (Found(Reason.ENOUGH_SIGNAL, words), *notes)
 
 
-def _of_the_run(evidence: Evidence) -> Iterator[Found]:
+def _check_run(evidence: Evidence) -> Iterator[Found]:
     behaviour = evidence.behaviour
     if behaviour is None:
         yield Found(Reason.ROLLOUTS_DISCARDED, "no rollout was graded")
@@ -92,26 +93,26 @@ def _of_the_run(evidence: Evidence) -> Iterator[Found]:
         yield Found(Reason.ANSWERS_CUT, f"{cut:.0%} of the rollouts ended at a limit ({kinds})")
 
 
-def _of_the_data(data: DataFinding) -> Iterator[Found]:
+def _check_data(data: DataFinding) -> Iterator[Found]:
     if data.distinct < MIN_ROWS and data.file == TRAINED:
         yield Found(Reason.TOO_FEW_ROWS, f"the training file has only {data.distinct} different questions")
     if data.contradictory_share > MAX_CONTRADICTORY:
-        words = f"{data.contradictory_share:.0%} of the rows ask what another row asks, with another reference"
+        words = f"{data.contradictory_share:.0%} of the rows have the question of another row but a different reference"
         yield Found(Reason.CONTRADICTORY_ROWS, f"{words}: {_lines(data.contradictory)}")
 
 
-def _of_the_grader(evidence: Evidence) -> Iterator[Found]:
+def _check_grader(evidence: Evidence) -> Iterator[Found]:
     grader = evidence.grader
     if grader.noise is not None and grader.noise > MAX_NOISE:
-        words = f"{grader.noise:.0%} of the differences within rows are the grader's own noise"
+        words = f"{grader.noise:.0%} of the grade variance within rows is noise of the grader"
         yield Found(Reason.GRADER_NOISY, f"{words} ({grader.regraded} answers graded twice)")
     agreement = grader.agreement
     if agreement is not None and agreement.n >= MIN_ROWS and agreement.low <= 0.0:
-        words = f"within rows the grade and the held-out grade correlate with {agreement.text()}"
+        words = f"the correlation of grade and held-out grade within rows is {agreement.text()}"
         yield Found(Reason.GRADER_DISAGREES, words)
 
 
-def _of_the_draws(evidence: Evidence) -> Iterator[Found]:
+def _check_rewards(evidence: Evidence) -> Iterator[Found]:
     shares, behaviour = evidence.shares, evidence.behaviour
     if behaviour is None:
         return
@@ -121,28 +122,28 @@ def _of_the_draws(evidence: Evidence) -> Iterator[Found]:
         yield Found(Reason.TOO_EASY, f"{evidence.pass_rate.mean:.0%} of the rollouts pass")
     elif shares.signal < MIN_SIGNAL:
         words = f"the rollouts of {shares.signal:.0%} of the rows differ in reward"
-        least = max(shares.all_right, shares.all_wrong, shares.equal)
-        if least == shares.all_wrong:
-            yield Found(Reason.TOO_HARD, f"{words}; in {shares.all_wrong:.0%} all are wrong")
-        elif least == shares.all_right:
-            yield Found(Reason.TOO_EASY, f"{words}; in {shares.all_right:.0%} all are right")
+        largest = max(shares.all_right, shares.all_wrong, shares.equal)
+        if largest == shares.all_wrong:
+            yield Found(Reason.TOO_HARD, f"{words}; in {shares.all_wrong:.0%} of the rows, all rollouts are wrong")
+        elif largest == shares.all_right:
+            yield Found(Reason.TOO_EASY, f"{words}; in {shares.all_right:.0%} of the rows, all rollouts are right")
         else:
-            yield Found(Reason.NO_DIFFERENCES, f"{words}; in {shares.equal:.0%} all have the same grade")
+            yield Found(Reason.NO_DIFFERENCES, f"{words}; in {shares.equal:.0%} of the rows, all grades are equal")
 
 
 def _notes(evidence: Evidence) -> Iterator[Found]:
     data, grader, behaviour = evidence.data, evidence.grader, evidence.behaviour
     if data.near_duplicates:
         many = "or more " * (len(data.near_duplicates) == MAX_PAIRS)
-        words = f"{len(data.near_duplicates)} {many}pairs of rows are nearly the same"
+        words = f"{len(data.near_duplicates)} {many}pairs of rows are nearly identical"
         yield Found(Reason.NEAR_DUPLICATES, f"{words}: {_lines(data.near_duplicates)}")
     for name, count in (data.shared or {}).items():
-        yield Found(Reason.ROWS_SHARED, f"{count} rows of the {name} are in the {data.file}, too")
+        yield Found(Reason.ROWS_SHARED, f"{count} rows of the {name} are also in the {data.file}")
     if 1 <= grader.distinct <= 2 and grader.graded >= FEW:
-        yield Found(Reason.GRADER_COARSE, f"{grader.graded} rollouts got {grader.distinct} different grades")
+        yield Found(Reason.GRADER_COARSE, f"{grader.graded} rollouts got only {grader.distinct} different grades")
     if grader.failed:
-        of = grader.regraded + grader.failed
-        yield Found(Reason.NOT_GRADED_TWICE, f"{grader.failed} of {of} answers could not be graded again")
+        total = grader.regraded + grader.failed
+        yield Found(Reason.NOT_GRADED_TWICE, f"{grader.failed} of {total} answers could not be graded a second time")
     if behaviour is not None and behaviour.over_target is not None and behaviour.over_target > 0.05:
         words = f"{behaviour.over_target:.0%} of the rollouts take longer than the target"
         yield Found(Reason.TOO_SLOW, f"{words}; 95% take at most {behaviour.busy_s.p95:.1f} s")

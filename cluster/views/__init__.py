@@ -1,4 +1,4 @@
-"""What people see of a run: the live table, the HTML report, traces, and grades of recorded rollouts by a new grader.
+"""Human-readable output of runs: live table, HTML report, traces, comparisons, and regrading of recorded rollouts.
 
-Views read runs and never change one. They start no Ray actor, use no database, and know nothing of the driver.
+Views read runs and never change them. They start no Ray actors, use no database and do not depend on the driver.
 """

@@ -1,4 +1,4 @@
-"""Compares a file graded before and after training: the changes, as texts with units."""
+"""Comparison of a file's evaluations before and after training, formatted with units."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Verdict = Literal["better", "worse", "same"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One metric of a file before and after training, as text; a dash if it has no value.
+    """One metric of a file before and after training, as text; a dash if the value is missing.
 
-    The bounds are those of 95 % confidence intervals, empty where there is none.
+    The bounds belong to 95 % confidence intervals and are empty if there is no interval.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Change:
 def compare(
     before: Evaluation, after: Evaluation, paired: Mapping[str, Interval] = MappingProxyType({})
 ) -> list[Change]:
-    """One change per metric of an evaluation; `paired` are those where rows were compared with themselves, by name."""
+    """Return one change per metric; `paired` has mean changes with each row compared with itself, by metric name."""
     left_out = {
         "pass_at_k": after.samples == 1,
         "held_out": math.isnan(before.held_out) and math.isnan(after.held_out),
@@ -56,9 +56,9 @@ def _paired(change: Change, found: Interval) -> Change:
 
 
 def few_note(evaluation: Evaluation) -> str:
-    """What to know about the intervals of an evaluation of few rows; empty if there are enough."""
+    """Return a warning if an evaluation has few rows, else an empty string."""
     rows = evaluation.graded_rows or evaluation.num_rows
-    return f"only {rows} row{'s' * (rows != 1)}: a few more could change this" if 0 < rows < FEW else ""
+    return f"only {rows} row{'s' * (rows != 1)}: more rows may change this result" if 0 < rows < FEW else ""
 
 
 def _change(before: Evaluation, after: Evaluation, name: str, metric: Metric) -> Change:
@@ -81,7 +81,7 @@ def _number(form: str, value: float) -> str:
 
 
 def paired_changes(before: Sequence[Group], after: Sequence[Group]) -> dict[str, Interval]:
-    """The mean changes of a row's grade and of its held-out grade, each over the rows that have it in both."""
+    """Return the mean changes of the grade and held-out grade, over the rows that have them in both evaluations."""
     found: dict[str, Interval] = {}
     for name, mean in (("grade", mean_grade), ("held_out", _mean_held_out)):
         old, new = ({g.request.task.row_id: mean(g) for g in groups if g.rollouts} for groups in (before, after))
@@ -96,6 +96,6 @@ def mean_grade(group: Group) -> float:
 
 
 def _mean_held_out(group: Group) -> float:
-    """NaN if no rollout has one."""
+    """Return the mean held-out grade; NaN if no rollout has a held-out grade."""
     grades = [rollout.grade.held_out for rollout in group.rollouts if rollout.grade.held_out is not None]
     return fmean(grades) if grades else math.nan

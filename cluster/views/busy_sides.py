@@ -1,4 +1,4 @@
-"""The busy shares of engines and learner ranks in a run, and the numbers of both with which neither waits much."""
+"""Busy shares of engines and learner ranks in a run, and better numbers of engines and ranks."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from agent_rft.cluster.planning.placement import Placement
 from agent_rft.events import SidesCompared
 
 MIN_GAIN = 0.15
-"""Share of the time of a step that other numbers must save to be suggested; shares differ by some percent anyway."""
+"""Minimum share of the step time that a suggestion must save; busy shares vary by a few percent anyway."""
 
 
 def compare_sides(
     steps: Sequence[Mapping[str, float]], placement: Placement, *, overlaps: bool
 ) -> SidesCompared | None:
-    """Compare how busy both sides were.
+    """Compare how busy engines and learner ranks were.
 
     Args:
         steps: Metrics of the steps.
-        placement: The run's layout.
+        placement: Placement of the run.
         overlaps: Whether engines sample while ranks learn.
 
     Returns:
-        None if no step has the busy share of engines. Other numbers are suggested only for engines and ranks that
-        have devices of their own.
+        The busy shares; None if no step has the busy share of engines. Other numbers of engines and ranks are
+        suggested only if engines and ranks use separate devices.
     """
     measured = [step for step in steps if "engine_busy_share" in step and "time_learn_s" in step]
     total_s = sum(step["time_step_s"] for step in measured)
@@ -44,16 +44,16 @@ def compare_sides(
 
 
 def _better(engine_share: float, rank_share: float, placement: Placement, overlaps: bool) -> tuple[int, int] | None:
-    """The numbers of engines and ranks on the same devices with which a step is shortest, if that saves enough.
+    """Return the engine and rank numbers with the shortest step on the same devices, or None if they save too little.
 
-    The work of each side is divided evenly by its number.
+    Assumes that each side's work is divided evenly among its engines or ranks.
     """
-    now = placement.engines, placement.learner_ranks
+    current = placement.engines, placement.learner_ranks
     engine, rank = placement.engine_gpus or placement.engine_cores, placement.rank_gpus or placement.rank_cores
-    devices = now[0] * engine + now[1] * rank
+    devices = current[0] * engine + current[1] * rank
 
     def duration(numbers: tuple[int, int]) -> float:
-        sampling, learning = engine_share * now[0] / numbers[0], rank_share * now[1] / numbers[1]
+        sampling, learning = engine_share * current[0] / numbers[0], rank_share * current[1] / numbers[1]
         return max(sampling, learning) if overlaps else sampling + learning
 
     possible = [
@@ -61,5 +61,5 @@ def _better(engine_share: float, rank_share: float, placement: Placement, overla
         for numbers in product(range(1, devices // engine + 1), range(1, devices // rank + 1))
         if numbers[0] * engine + numbers[1] * rank <= devices
     ]
-    best = min(possible, key=lambda numbers: (duration(numbers), abs(numbers[0] - now[0])))
-    return best if duration(best) <= (1 - MIN_GAIN) * duration(now) else None
+    best = min(possible, key=lambda numbers: (duration(numbers), abs(numbers[0] - current[0])))
+    return best if duration(best) <= (1 - MIN_GAIN) * duration(current) else None

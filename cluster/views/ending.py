@@ -1,4 +1,4 @@
-"""What to do with a run that has ended: its best checkpoint, how to try and serve it, and the rows it does worst on."""
+"""Next steps after a run: its best checkpoint, commands to evaluate and serve it, and its worst rows."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from agent_rft.trainer.loop.checkpoint import best_checkpoint
 
 WORST = 3
 FILES = ("test_file", "validation_file", "training_file")
-"""Files of a job, the one that says most about a model first."""
+"""Data files of a job, in order of preference for an evaluation."""
 
 
 def next_steps(run: RunFolder, given: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(label, text), where a text is a command of a shell except for that of the checkpoint.
+    """Yield pairs of label and text. Each text is a shell command, except for the path of the best checkpoint.
 
-    Alarms come first, the first of each rule: the model may have fooled its grader.
-    `given` is the job on the command line, its file and options; if it is empty, evaluations cannot be proposed.
+    The first alarm of each rule comes first, because the model may be exploiting its grader.
+    `given` is the job file with its options from the command line. If it is empty, no evaluation is suggested.
     """
     shown = set[str]()
     for event in run.events():
         if isinstance(alarm := event.event, AlarmRaised) and alarm.rule not in shown:
             shown.add(alarm.rule)
-            look = [_command("agent-rft", "traces", run.path, "--trace", trace) for trace in alarm.traces[:1]]
-            yield f"alarm {alarm.rule}", " && ".join([_command("agent-rft", "explain", alarm.rule), *look])
+            show_trace = [_command("agent-rft", "traces", run.path, "--trace", trace) for trace in alarm.traces[:1]]
+            yield f"alarm {alarm.rule}", " && ".join([_command("agent-rft", "explain", alarm.rule), *show_trace])
     try:
         best = best_checkpoint(run.path / "checkpoints")
-    except UserError:  # damaged, which is told where it is used
+    except UserError:  # a damaged checkpoint is reported when it is used
         best = None
     if best is not None:
         path, state = best
@@ -44,20 +44,20 @@ def next_steps(run: RunFolder, given: Sequence[str]) -> Iterator[tuple[str, str]
             yield "try it", _command("agent-rft", "eval", *given, "--file", file, "--model", path)
         config = f"aliases: {{tuned: {json.dumps(str(lasting(path.resolve())))}}}"  # JSON is YAML
         yield "serve it", f"{_command('echo', config)} > serve.yaml && agent-rft serve --config serve.yaml"
-    if (name := _graded(run)) is not None:
+    if (name := _file_to_inspect(run)) is not None:
         yield "worst rows", _command("agent-rft", "traces", run.path, "--name", name, "--worst", WORST)
 
 
 def _measured(job: Mapping[str, Any], valid_reward: float | None) -> str:
-    """What the validation of a checkpoint gave: of a supervised job its loss, whose negative is kept as its reward."""
+    """Format a checkpoint's validation result. Supervised jobs record the negative loss as the reward."""
     if valid_reward is None or math.isnan(valid_reward):
         return ""
     supervised = job.get("method", {}).get("type") == "supervised"
     return f" (validation loss {-valid_reward:.4f})" if supervised else f" (validation reward {valid_reward:.3f})"
 
 
-def _graded(run: RunFolder) -> str | None:
-    """The file of rollouts in which bad ones say most: of the test after training, else the newest that is graded."""
+def _file_to_inspect(run: RunFolder) -> str | None:
+    """Return the newest rollout file of the most informative kind; the test after training is preferred."""
     names = run.rollout_names()
     for prefix in ("test-after", "eval-", "validation-", "step-", "starved-", "test-before"):
         if found := [name for name in names if name.startswith(prefix)]:

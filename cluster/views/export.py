@@ -1,6 +1,6 @@
-"""Rollouts as a table: a Parquet file, or a dataset folder of such files that `datasets.load_dataset` reads.
+"""Export of rollouts as a table: a Parquet file, or a folder of Parquet files for `datasets.load_dataset`.
 
-One line per rollout. What is nested, such as messages and calls, is JSON text, which every reader of tables knows.
+One line per rollout. Nested values, such as messages and calls, are JSON text, which every table reader supports.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from agent_rft.types import Discarded, Grade, Rollout
 
 Kind = Literal["string", "int64", "double", "list<string>"]
 BATCH = 1_000
-"""Rollouts that are in memory at a time."""
+"""Maximum rollouts in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table. Its value is null where a rollout has none, such as the grade of a discarded one."""
+    """Column of the table. Missing values, such as the grade of a discarded rollout, are null."""
 
     name: str
     kind: Kind
@@ -33,12 +33,12 @@ class Column:
     value: Callable[[str, Trace], Any]
 
 
-def _of_rollout(value: Callable[[Rollout], Any]) -> Callable[[str, Trace], Any]:
+def _rollout_value(value: Callable[[Rollout], Any]) -> Callable[[str, Trace], Any]:
     return lambda run, trace: value(trace.end) if isinstance(trace.end, Rollout) else None
 
 
-def _of_grade(value: Callable[[Grade], Any]) -> Callable[[str, Trace], Any]:
-    return _of_rollout(lambda rollout: value(rollout.grade))
+def _grade_value(value: Callable[[Grade], Any]) -> Callable[[str, Trace], Any]:
+    return _rollout_value(lambda rollout: value(rollout.grade))
 
 
 def _finish(run: str, trace: Trace) -> str:
@@ -64,35 +64,37 @@ COLUMNS = (
     Column("run", "string", "name of the run's folder, or id of the job", lambda run, trace: run),
     Column("file", "string", "rollout file, such as step-000012 or test-after", lambda run, trace: trace.name),
     Column("purpose", "string", "train, validation or test", lambda run, trace: trace.request.purpose),
-    Column("row_id", "string", "the row: its line and a digest of it", lambda run, trace: trace.end.row_id),
+    Column("row_id", "string", "the row: its line number and a digest", lambda run, trace: trace.end.row_id),
     Column("group", "int64", "admission number of its group", lambda run, trace: trace.request.index),
-    Column("sample", "int64", "its number in the group", lambda run, trace: trace.end.sample),
-    Column("epoch", "int64", "the pass over the training file", lambda run, trace: trace.request.epoch),
-    Column("trace_id", "string", "as in requests to tools and graders", lambda run, trace: trace.end.trace_id),
+    Column("sample", "int64", "number in the group", lambda run, trace: trace.end.sample),
+    Column("epoch", "int64", "pass over the training file", lambda run, trace: trace.request.epoch),
+    Column("trace_id", "string", "id in requests to tools and graders", lambda run, trace: trace.end.trace_id),
     Column("finish", "string", "answer, max_steps, max_tokens, context or discarded", _finish),
-    Column("grade", "double", "the grade, before penalties", _of_grade(lambda grade: grade.value)),
-    Column("reward", "double", "what was trained on", _of_rollout(lambda rollout: rollout.reward)),
-    Column("held_out", "double", "grade of the held-out grader", _of_grade(lambda grade: grade.held_out)),
-    Column("guard", "string", "the guard that set the grade", _of_grade(lambda grade: grade.guard)),
-    Column("reason", "string", "the grader's reason", _of_grade(lambda grade: grade.reason)),
-    Column("scores", "string", "JSON object: grades of a multi grader's parts", _of_grade(lambda g: _json(g.scores))),
-    Column("answer", "string", "the final answer", _of_rollout(lambda rollout: rollout.answer)),
-    Column("tools", "list<string>", "tool of each call, in order", _of_rollout(lambda r: [c.name for c in r.calls])),
-    Column("errors", "list<string>", "error of each failed call, or why it was discarded", _errors),
-    Column("num_turns", "int64", "turns", _of_rollout(lambda rollout: len(rollout.turns))),
-    Column("num_calls", "int64", "tool calls", _of_rollout(lambda rollout: len(rollout.calls))),
-    Column("sampled_tokens", "int64", "tokens that the model sampled", _of_rollout(lambda r: r.num_sampled)),
-    Column("tokens", "int64", "tokens with prompts and tool results", _of_rollout(lambda r: r.num_tokens)),
-    Column("busy_s", "double", "time of model and tools", _of_rollout(lambda rollout: rollout.busy_s)),
-    Column("wall_s", "double", "time with waits", _of_rollout(lambda rollout: rollout.wall_s)),
+    Column("grade", "double", "the grade, before penalties", _grade_value(lambda grade: grade.value)),
+    Column("reward", "double", "the value used for training", _rollout_value(lambda rollout: rollout.reward)),
+    Column("held_out", "double", "grade of the held-out grader", _grade_value(lambda grade: grade.held_out)),
+    Column("guard", "string", "the guard that set the grade", _grade_value(lambda grade: grade.guard)),
+    Column("reason", "string", "the grader's reason", _grade_value(lambda grade: grade.reason)),
+    Column(
+        "scores", "string", "JSON object: grades of a multi grader's parts", _grade_value(lambda g: _json(g.scores))
+    ),
+    Column("answer", "string", "the final answer", _rollout_value(lambda rollout: rollout.answer)),
+    Column("tools", "list<string>", "tool of each call, in order", _rollout_value(lambda r: [c.name for c in r.calls])),
+    Column("errors", "list<string>", "error of each failed call, or the discard reason", _errors),
+    Column("num_turns", "int64", "turns", _rollout_value(lambda rollout: len(rollout.turns))),
+    Column("num_calls", "int64", "tool calls", _rollout_value(lambda rollout: len(rollout.calls))),
+    Column("sampled_tokens", "int64", "tokens that the model sampled", _rollout_value(lambda r: r.num_sampled)),
+    Column("tokens", "int64", "tokens with prompts and tool results", _rollout_value(lambda r: r.num_tokens)),
+    Column("busy_s", "double", "model and tool time", _rollout_value(lambda rollout: rollout.busy_s)),
+    Column("wall_s", "double", "total time, including waits", _rollout_value(lambda rollout: rollout.wall_s)),
     Column("messages", "string", "JSON list: the prompt", lambda run, trace: _json(trace.request.task.messages)),
-    Column("turns", "string", "JSON list: text, calls and results of each turn", _of_rollout(_turns)),
-    Column("item", "string", "JSON object: the whole row", lambda run, trace: _json(trace.request.task.item)),
+    Column("turns", "string", "JSON list: text, calls and results of each turn", _rollout_value(_turns)),
+    Column("item", "string", "JSON object: the full row", lambda run, trace: _json(trace.request.task.item)),
 )
 
 
 def rows_of(traces: Iterable[Trace], run: str) -> Iterator[dict[str, Any]]:
-    """The lines of the table. Numbers that are not finite become null, and half characters question marks."""
+    """Yield the lines of the table. Non-finite numbers become null, and lone surrogates become question marks."""
     for trace in traces:
         yield {column.name: _clean(column.value(run, trace)) for column in COLUMNS}
 
@@ -113,7 +115,7 @@ def _clean(value: Any) -> Any:
 
 
 class TableWriter(Protocol):
-    """A table that is being written."""
+    """Open table that accepts lines."""
 
     def write(self, rows: list[dict[str, Any]]) -> None: ...
 
@@ -127,10 +129,10 @@ def export_traces(
     out: Path,
     open_table: Callable[[Path], TableWriter] | None = None,
 ) -> int:
-    """Write traces to a Parquet file, or to a dataset folder with one for each purpose; returns how many.
+    """Write traces to a Parquet file, or to a dataset folder with one file per purpose; return their number.
 
     Raises:
-        UserError: The package pyarrow is not installed, or a dataset's folder is not empty.
+        UserError: The package pyarrow is not installed, or the dataset folder is not empty.
     """
     open_table = open_table or _parquet_writer()
     if form == "hf":

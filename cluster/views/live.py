@@ -1,6 +1,6 @@
-"""The live view of a running job: a table that stays in place on a terminal, plain lines everywhere else.
+"""Live view of a running job: an updating table on a terminal, plain lines everywhere else.
 
-Shows the loop's metrics and computes nothing but the time left. Text from endpoints and models never reaches the
+Shows the loop's metrics; computes only the time left. Text from endpoints and models never reaches the
 terminal as markup or control codes.
 """
 
@@ -35,24 +35,24 @@ TREND_WIDTH, PHASE_WIDTH = 30, 40
 LOG_EVERY_S = 60.0
 LEVEL_STYLES = {"info": "dim", "warn": "yellow", "error": "bold red"}
 ROWS = {name: metric for name, metric in METRICS.items() if metric.in_live_view}
-"""The rows of the table and the numbers of a log line, in the order of METRICS."""
+"""Rows of the table and numbers of a log line, in the order of METRICS."""
 PHASES = {name: metric.series for name, metric in METRICS.items() if metric.chart == "step_time"}
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 PHASE_STYLES = ("cyan", "magenta", "yellow", "green")
 
 
 def safe_text(text: str) -> str:
-    """The text without control codes, overrides of its direction and lone surrogates.
+    """Replace control codes, text direction overrides and lone surrogates in the text.
 
-    Untrusted text must not control the terminal, show a word backwards, or be unprintable.
+    Untrusted text must not control the terminal, reverse words, or be unprintable.
     """
     return _UNSAFE.sub("�", text.replace("\r\n", "\n"))
 
 
 class LiveView:
-    """A Sink and a context manager that shows the table on a terminal and prints lines elsewhere.
+    """Sink and context manager that shows the table on a terminal and prints lines elsewhere.
 
-    `total_steps` is an estimate that metrics correct; `clock` returns seconds.
+    `total_steps` is an estimate until the metrics contain the number; `clock` returns seconds.
     """
 
     def __init__(self, total_steps: int, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -64,10 +64,10 @@ class LiveView:
         self._series: dict[str, dict[int, float]] = {}  # by step
         self._grade: Interval | None = None
         self._phase, self._running = "starting", True
-        self._now_rolling: RolloutsProgressed | None = None
+        self._progress_event: RolloutsProgressed | None = None
         self._started = self._stepped = self._printed = clock()
         self._spinner = Spinner("dots", style="cyan")
-        # Each drawing takes milliseconds of a core that rollouts need.
+        # Each refresh takes milliseconds of CPU time that rollouts need.
         self._live = Live(console=console, get_renderable=self.render, refresh_per_second=2)
 
     def __enter__(self) -> LiveView:
@@ -79,12 +79,12 @@ class LiveView:
         self.stop()
 
     def stop(self) -> None:
-        """Leave the table as it is; later events are printed below it."""
+        """Stop updating the table; later events are printed below it."""
         self._running = False
         self._live.stop()
 
     def phase(self, text: str) -> None:
-        """Show what happens between steps: `starting engines`, `baseline validation`, ..."""
+        """Show the phase of the run between steps: `starting engines`, `baseline validation`, ..."""
         self._phase = text
         if not self._live.is_started:
             self._print(Text(f"{self._clock()}  {safe_text(text)}"))
@@ -93,7 +93,7 @@ class LiveView:
 
     def event(self, event: RunEvent) -> None:
         if isinstance(event.event, StepDone | Evaluated | PhaseBegan):
-            self._now_rolling = None
+            self._progress_event = None
         match event.event:
             case StepDone(metrics=metrics):
                 self._step_done(metrics)
@@ -115,7 +115,7 @@ class LiveView:
                 self._print_event(event)
 
     def close(self) -> None:
-        """See `stop`."""
+        """Do nothing; `stop` ends the view."""
 
     def _step_done(self, metrics: dict[str, float]) -> None:
         self._last, self._step, self._stepped = dict(metrics), int(metrics["step"]), self._now()
@@ -127,8 +127,8 @@ class LiveView:
             self._print(Text(self._line()))
 
     def _progressed(self, event: RolloutsProgressed) -> None:
-        """Show where the rollouts are; a log gets a line if it has had none for LOG_EVERY_S."""
-        self._now_rolling = event
+        """Show the progress of the rollouts; in a log only if nothing was printed for LOG_EVERY_S."""
+        self._progress_event = event
         if not self._live.is_started and self._now() - self._printed >= LOG_EVERY_S:
             newest = event.describe_newest()
             shown = f"{event}; newest: {newest}" if newest else str(event)
@@ -142,7 +142,7 @@ class LiveView:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds: the median time of a step times the steps left; None before the first step is done."""
+        """Estimated seconds left: median step time times remaining steps; None before the first step is done."""
         times = self._series.get("time_step_s")
         if not times:
             return None
@@ -150,7 +150,7 @@ class LiveView:
         return max(0.0, steps * each - min(each, self._now() - self._stepped))
 
     def render(self) -> RenderableType:
-        """The whole panel; fits 80 columns, made for 100."""
+        """Return the full panel; it fits 80 columns and is designed for 100."""
         table = Table(box=None, padding=(0, 1), header_style="dim", expand=True)
         table.add_column("", no_wrap=True)
         table.add_column("first", justify="right", style="dim", no_wrap=True)
@@ -161,7 +161,7 @@ class LiveView:
             if values := list(self._series.get(name, {}).values()):
                 ends = metric.format(values[0]), metric.format(values[-1])
                 table.add_row(metric.label, *ends, trend(values), Text(self._note(name)))
-        parts: list[RenderableType] = [self._progress(), *self._rolling()]
+        parts: list[RenderableType] = [self._progress(), *self._rollout_lines()]
         parts += [Text(), table] if table.row_count else []
         parts += [Text(), self._phases()] if self._last else []
         left = f" · about {duration(self.left_s)} left" if self.left_s and self._running else ""
@@ -189,21 +189,21 @@ class LiveView:
         line.add_row(now, bar)
         return line
 
-    def _rolling(self) -> Iterator[RenderableType]:
-        """The rollouts of the step or evaluation in progress: counts, calls, the newest trace."""
-        event = self._now_rolling
+    def _rollout_lines(self) -> Iterator[RenderableType]:
+        """Yield the progress of the current step or evaluation: rollout counts, calls, the newest trace."""
+        event = self._progress_event
         if event is None or not self._running:
             return
         lines = {"rollouts": event.describe_counts()}
         lines |= {"calls": event.describe_calls()} if event.calls else {}
         lines |= {"newest": newest} if (newest := event.describe_newest()) else {}
         for label, text in lines.items():
-            said = Text(f"  {label:<9}", style="dim").append(safe_text(text).replace("\n", " "), style="not dim")
-            said.truncate(min(100, self._console.width) - 4, overflow="ellipsis")
-            yield said
+            line = Text(f"  {label:<9}", style="dim").append(safe_text(text).replace("\n", " "), style="not dim")
+            line.truncate(min(100, self._console.width) - 4, overflow="ellipsis")
+            yield line
 
     def _phases(self) -> RenderableType:
-        """The phases of the last step: a stacked bar and the seconds of each."""
+        """Return the phases of the last step: a stacked bar and the seconds of each phase."""
         styled = zip(PHASES.items(), PHASE_STYLES, strict=True)
         times = [(self._last.get(name, 0.0), label, style) for (name, label), style in styled]
         rest = self._last.get("time_step_s", 0.0) - sum(seconds for seconds, _, _ in times)
@@ -234,7 +234,7 @@ class LiveView:
         return ", ".join(f"{count:.0f} {reason}" for reason, count in sorted(reasons.items()))
 
     def _line(self) -> str:
-        """The log line of a step."""
+        """Return the log line of the last step."""
         m = self._last
         shown = [
             f"{metric.short or metric.label} {metric.format(m[name])}"
@@ -250,7 +250,7 @@ class LiveView:
         return duration(self._now() - self._started)
 
     def _add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a step; a resumed run repeats steps, so drop the values of later ones first."""
+        """Add the metrics of a step. First drop later steps, because a resumed run repeats them."""
         for series in self._series.values():
             for undone in [later for later in series if later > step]:
                 del series[undone]
@@ -266,7 +266,7 @@ class LiveView:
 
 
 def trend(values: Sequence[float], width: int = TREND_WIDTH) -> str:
-    """A sparkline of block characters; each shows a mean if there are more values than blocks."""
+    """Return a sparkline of block characters; each block is a mean if there are more values than blocks."""
     bins = min(width, len(values))
     edges = [i * len(values) // bins for i in range(bins + 1)]
     means = [fmean(values[a:b]) for a, b in pairwise(edges)]
@@ -275,13 +275,13 @@ def trend(values: Sequence[float], width: int = TREND_WIDTH) -> str:
 
 
 def duration(seconds: float) -> str:
-    """The time as h:mm:ss, or m:ss below an hour."""
+    """Format seconds as h:mm:ss, or as m:ss below an hour."""
     hours, rest = divmod(round(seconds), 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
 def before_after_table(before: Evaluation, after: Evaluation | None) -> Table:
-    """A graded file before and after training, with absolute and relative changes; only `before` if `after` is None."""
+    """Return a table of a file before and after training with the changes, or only of `before` if `after` is None."""
     last = after or before
     note = few_note(last)
     what = "in brackets: 95 % confidence intervals" + f"; {note}" * bool(note)
@@ -301,5 +301,5 @@ def before_after_table(before: Evaluation, after: Evaluation | None) -> Table:
 
 
 def _with_bounds(value: str, bounds: str) -> Text:
-    """A value and, below it, its interval: beside it the table would be too wide for a terminal."""
+    """Return a value with its interval below, because a wider table would not fit a terminal."""
     return Text(value).append(f"\n{bounds}", style="dim") if bounds else Text(value)

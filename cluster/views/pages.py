@@ -1,4 +1,4 @@
-"""The pages of the views: one style, no network, and all text of rows, models and tools escaped."""
+"""HTML templates of the views: one style, no network, and all text from rows, models and tools escaped."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def _environment() -> Environment:
 
 
 def page_template(room: str, functions: dict[str, Any]) -> Template:
-    """The `page.html` of a room of this package, which may call these functions."""
+    """Load the `page.html` of a folder in this package; the template may call `functions`."""
     return _environment().get_template(f"{room}/page.html", globals=functions)

@@ -1,4 +1,4 @@
-"""Runs a grader over recorded rollouts, once or repeatedly, without training and without an engine.
+"""Regrading: runs a grader on recorded rollouts, once or repeatedly, without training and without an engine.
 
 Repeated runs show how much the grader's answers vary.
 """
@@ -37,7 +37,7 @@ MAX_CONCURRENT = 256
 SHOWN_PROBLEMS = 20
 _SECTION = "method.reinforcement."
 _LINE_REMEDY = (
-    'give one JSON object per line: {"sample": {...} or the answer\'s text, "item": {...}}, and "grade" if you know it'
+    'give one JSON object per line: {"sample": {...} or the answer\'s text, "item": {...}}, and optionally "grade"'
 )
 
 Regraded = Grade | RftError
@@ -45,7 +45,7 @@ Regraded = Grade | RftError
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One rollout to grade; `recorded` is the grade that it had in its run or has in its line, if any.
+    """One rollout to grade; `recorded` is the grade from its run or its line, if any.
 
     `row_id` is empty for a line of a JSONL file of samples; `where` is the file and line of the row.
     """
@@ -58,12 +58,12 @@ class Case:
     where: str = ""
 
     def again(self, number: int) -> Case:
-        """The case for run `number`: a new trace id, so that it does not get the cached answer of an earlier one."""
+        """Return the case for run `number`, with a new trace id so that no cached answer of an earlier run is used."""
         return replace(self, trace_id=f"{self.trace_id}_again_{number}") if number else self
 
 
 class _BareGrader(RootModel[GraderSpec]):
-    """A file that contains only a grader, without guards."""
+    """File that contains only a grader, without guards."""
 
 
 async def grade_file(
@@ -78,15 +78,15 @@ async def grade_file(
 ) -> tuple[Reinforcement, list[Case], list[list[Regraded]]]:
     """Grade all rollouts of `file` `repeat` times.
 
-    With `own_endpoints`, the graders may have the loopback and private addresses that the file `grader` names, as in
+    With `own_endpoints`, graders may call the loopback and private addresses in the file `grader`, as in
     `allow_own_endpoints`. After each grade, `done` is called with the number of grades so far and the total.
 
     Returns:
-        The contents of the grader's file, the rollouts, and the outcomes `[run][rollout]`.
+        The contents of the grader file, the rollouts, and the outcomes `[run][rollout]`.
 
     Raises:
-        InvalidJob: The file or the grader has mistakes.
-        UserError: An endpoint answered 401 or 403, or this machine has no sandbox for a python grader.
+        InvalidJob: The file or the grader is invalid.
+        UserError: An endpoint answered 401 or 403, or this host has no sandbox for a python grader.
     """
     reinforcement = read_grader(grader, operator)
     if own_endpoints:
@@ -105,10 +105,10 @@ async def grade_file(
 
 
 async def grade_cases(cases: Sequence[Case], pool: GraderPool, progress: Callable[[int], None]) -> list[Regraded]:
-    """One outcome per case, in the same order; closes the pool. `progress` is called with the number done so far."""
+    """Grade the cases, close the pool, and return the outcomes in order. `progress` gets the number done so far."""
     slots, count = asyncio.Semaphore(MAX_CONCURRENT), 0
 
-    async def one(case: Case) -> Regraded:
+    async def grade_one(case: Case) -> Regraded:
         nonlocal count
         async with slots:
             outcome = await outcome_of(pool.grade(case.sample, case.item, case.trace_id))
@@ -119,7 +119,7 @@ async def grade_cases(cases: Sequence[Case], pool: GraderPool, progress: Callabl
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(case)) for case in cases]
+            tasks = [group.create_task(grade_one(case)) for case in cases]
     except ExceptionGroup as errors:
         raise first_error(errors) from None
     finally:
@@ -131,7 +131,7 @@ async def grade_cases(cases: Sequence[Case], pool: GraderPool, progress: Callabl
 
 
 def read_cases(path: Path, name: str | None = None) -> list[Case]:
-    """The rollouts of a run folder (the file `name`, or else the newest), of a rollout file, or of a JSONL file.
+    """Read the rollouts of a run folder (file `name`, or the newest file), of a rollout file, or of a JSONL file.
 
     Raises:
         UserError: The run folder or rollout file has no rollouts to grade, or cannot be read.
@@ -141,8 +141,8 @@ def read_cases(path: Path, name: str | None = None) -> list[Case]:
         run = open_run(path)
         names = run.rollout_names()
         if not names or (name is not None and name not in names):
-            wanted = "rollouts" if name is None else f"rollouts named {name!r}"
-            raise UserError(f"{path} has no {wanted}; it has {', '.join(sorted(names)) or 'none'}")
+            missing = "rollouts" if name is None else f"rollouts named {name!r}"
+            raise UserError(f"{path} has no {missing}; available: {', '.join(sorted(names)) or 'none'}")
         path = path / "rollouts" / ((name or names[-1]) + ROLLOUTS_SUFFIX)
     if path.name.endswith(ROLLOUTS_SUFFIX) and path.is_file():
         return _recorded(path)
@@ -160,7 +160,7 @@ def read_cases(path: Path, name: str | None = None) -> list[Case]:
 
 
 def _recorded(path: Path) -> list[Case]:
-    """The graded rollouts in a run's rollout file; discarded rollouts have no answer to grade."""
+    """Read the graded rollouts of a run's rollout file; discarded rollouts have no answer to grade."""
     try:
         groups, job = read_groups(path), RunFolder(path.parent.parent).job()
     except (zstandard.ZstdError, OSError, ValueError, KeyError, TypeError) as error:
@@ -174,7 +174,7 @@ def _recorded(path: Path) -> list[Case]:
 
 
 def cases_of(groups: Sequence[Group], wants_json: bool, data_file: str = "") -> list[Case]:
-    """The graded rollouts of a file as cases; `wants_json`: the job has a response format."""
+    """Return the graded rollouts of a file as cases. `wants_json`: whether the job has a response format."""
     return [
         Case(
             sample_of(rollout.answer, rollout.turns, rollout.finish, wants_json),
@@ -190,14 +190,14 @@ def cases_of(groups: Sequence[Group], wants_json: bool, data_file: str = "") -> 
 
 
 def _data_file(job: Mapping[str, Any], name: str, group: Group) -> str:
-    """The data file that the rows of a rollout file are from: `eval-training` names it, else their purpose does."""
+    """Return the data file of the rows, from a rollout name such as `eval-training`, or else from their purpose."""
     purpose = "training" if group.request.purpose == "train" else group.request.purpose
-    of = name.removeprefix("eval-").partition(".")[0] if name.startswith("eval-") else purpose
-    return str(job.get("job", {}).get(f"{of}_file") or f"{of}_file")
+    kind = name.removeprefix("eval-").partition(".")[0] if name.startswith("eval-") else purpose
+    return str(job.get("job", {}).get(f"{kind}_file") or f"{kind}_file")
 
 
 def _lines(path: Path) -> Iterator[Case | str | None]:
-    """For each line its case, an error message, or None if it is empty."""
+    """Yield for each line its case, an error message, or None if the line is empty."""
     try:
         texts = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -223,7 +223,7 @@ def _case(text: str, path: Path, number: int) -> Case | str:
         return "`item` must be an object"
     grade = line.get("grade")
     if not (grade is None or (type(grade) in (int, float) and math.isfinite(grade))):
-        return "`grade`, the one that you expect, must be a number"
+        return "`grade`, the expected grade, must be a number"
     return Case(sample, item, str(line.get("trace_id") or f"trace_line_{number}"), grade, "", f"{path}:{number}")
 
 
@@ -231,11 +231,11 @@ def _case(text: str, path: Path, number: int) -> Case | str:
 
 
 def read_grader(path: Path, operator: Operator, environment: Mapping[str, str] = os.environ) -> Reinforcement:
-    """The grader in a file: alone, with guards as in `method.reinforcement` of a job, or in a whole job.
+    """Read a grader from a file: alone, with guards as in `method.reinforcement` of a job, or in a full job.
 
     Raises:
-        InvalidJob: The grader or the job is invalid, with all problems that were found.
-        UserError: The job has no grader, since it is supervised.
+        InvalidJob: The grader or the job is invalid; the error lists all problems.
+        UserError: The job is supervised, so it has no grader.
     """
     source = read_source(path, "grader")
     if isinstance(source, Problem):
@@ -250,7 +250,7 @@ def read_grader(path: Path, operator: Operator, environment: Mapping[str, str] =
     if "method" in raw:
         reinforcement = load_job(path, environment).method.reinforcement
         if reinforcement is None:
-            raise UserError(f"{path} is a supervised job: it has no grader")
+            raise UserError(f"{path} is a supervised job and has no grader. Give a reinforcement job or a grader.")
     elif "grader" in raw:
         reinforcement, found = validate(Reinforcement, raw, source, variables)
     else:
@@ -263,5 +263,5 @@ def read_grader(path: Path, operator: Operator, environment: Mapping[str, str] =
             for problem in all_grader_problems(reinforcement, operator)
         ]
     if problems or reinforcement is None:
-        raise InvalidJob(f"the grader has {len(problems)} mistake{'s' * (len(problems) != 1)}", problems)
+        raise InvalidJob(f"the grader has {len(problems)} problem{'s' * (len(problems) != 1)}", problems)
     return reinforcement

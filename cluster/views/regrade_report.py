@@ -1,4 +1,4 @@
-"""Summarises a grader's outcomes on many rollouts and prints the summary, or each outcome as JSON."""
+"""Summary of a grader's outcomes on recorded rollouts, as printed tables or as JSON lines."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ SAME = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How grades of the same rollout differ between runs, over all pairs of runs.
+    """Differences between the grades of a rollout in different runs, over all pairs of runs.
 
-    `num_pairs` counts pairs with a grade in both runs, `num_one_graded` those with a grade in only one of them.
+    `num_pairs` counts pairs with a grade in both runs, `num_one_graded` pairs with a grade in only one run.
     """
 
     num_pairs: int
@@ -45,8 +45,8 @@ class Noise:
 class Summary:
     """Statistics over all runs.
 
-    `quantiles` are those of QUANTILES; `bins` are (low, high, count); `errors` map the API's error names to (count,
-    examples); `scores` are means by part of a multi grader; `guards` count how often each guard tripped.
+    `quantiles` are in the order of QUANTILES; `bins` are (low, high, count). `errors` maps the API's error names to
+    (count, examples). `scores` are means by part of a multi grader; `guards` counts how often each guard tripped.
     """
 
     num_cases: int
@@ -66,7 +66,7 @@ class Summary:
 
 
 def summary_of(runs: Sequence[Sequence[Grade | RftError]], pass_threshold: float) -> Summary:
-    """The summary of `runs[run][rollout]`, all over the same rollouts."""
+    """Summarize `runs[run][rollout]`; all runs have the same rollouts."""
     outcomes = [outcome for run in runs for outcome in run]
     grades = [outcome for outcome in outcomes if isinstance(outcome, Grade)]
     values = np.array([grade.value for grade in grades], dtype=np.float64)
@@ -91,7 +91,7 @@ def summary_of(runs: Sequence[Sequence[Grade | RftError]], pass_threshold: float
 
 
 def json_lines(cases: Sequence[Case], runs: Sequence[Sequence[Grade | RftError]]) -> Iterator[str]:
-    """For each grade of `runs[run][rollout]` a JSON object, rollout by rollout; of `grade` and `error` one is null."""
+    """Yield a JSON object per outcome of `runs[run][rollout]`, by rollout; either `grade` or `error` is null."""
     for case, outcomes in zip(cases, zip(*runs, strict=True), strict=True):
         about = {"where": case.where, "row_id": case.row_id, "trace_id": case.trace_id, "recorded": case.recorded}
         for number, outcome in enumerate(outcomes, start=1):
@@ -101,7 +101,7 @@ def json_lines(cases: Sequence[Case], runs: Sequence[Sequence[Grade | RftError]]
 
 
 def changes_of(cases: Sequence[Case], runs: Sequence[Sequence[Grade | RftError]]) -> list[tuple[Case, float, float]]:
-    """(case, grade before, mean grade now) of the cases whose grade is another, what gained most first."""
+    """Return (case, recorded grade, new mean grade) for cases whose grade changed, the largest gain first."""
     changed = []
     for case, outcomes in zip(cases, zip(*runs, strict=True), strict=True):
         values = [outcome.value for outcome in outcomes if isinstance(outcome, Grade)]
@@ -111,10 +111,10 @@ def changes_of(cases: Sequence[Case], runs: Sequence[Sequence[Grade | RftError]]
 
 
 def print_changes(changed: Sequence[tuple[Case, float, float]], num_known: int, console: Console) -> None:
-    """Print which of `num_known` cases have another grade than before: the ends of a long list."""
+    """Print the cases whose grade changed, of `num_known` with a recorded grade; omit the middle of a long list."""
     if not num_known:
         return
-    console.print(f"{len(changed):,} of {num_known:,} grades are not what they were", highlight=False)
+    console.print(f"{len(changed):,} of {num_known:,} grades changed", highlight=False)
     if not changed:
         return
     table = Table(title="changed grades", title_justify="left")
@@ -134,7 +134,7 @@ def print_changes(changed: Sequence[tuple[Case, float, float]], num_known: int, 
 
 
 def print_summary(summary: Summary, recorded: Sequence[float], console: Console) -> None:
-    """Print a summary; `recorded` are the rollouts' earlier grades, where known."""
+    """Print a summary; `recorded` are the known earlier grades of the rollouts."""
     total = summary.num_cases * summary.num_runs
     again = f" x {summary.num_runs} runs" if summary.num_runs > 1 else ""
     console.print(f"{summary.num_graded:,} grades of {summary.num_cases:,} rollouts{again}", highlight=False)
@@ -199,10 +199,10 @@ def _distribution(summary: Summary) -> Table:
 
 def _histogram(summary: Summary) -> Table:
     table = Table.grid(padding=(0, 2))
-    most = max(count for *_, count in summary.bins)
+    highest = max(count for *_, count in summary.bins)
     for low, high, count in summary.bins:
         span = f"{low:.3f}" if high - low < SAME else f"{low:.3f} .. {high:.3f}"
-        table.add_row(span, "█" * max(round(BAR_WIDTH * count / most), count > 0), f"{count:,}")
+        table.add_row(span, "█" * max(round(BAR_WIDTH * count / highest), count > 0), f"{count:,}")
     return table
 
 

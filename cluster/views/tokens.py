@@ -1,4 +1,4 @@
-"""The tokens of a rollout, as the engine saw them, with their texts where the model's tokenizer is at hand."""
+"""Tokens of a rollout as the engine saw them, with their text if the model's tokenizer is available."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token.
+    """One token of a segment.
 
     Attributes:
-        text: What it adds to the text: "" for the first part of a character; None if there is no tokenizer.
-        logprob: Under the engine; None if it was not sampled, as `version`, the policy version that sampled it.
+        text: Text that the token adds: "" for the first part of a character; None if there is no tokenizer.
+        logprob: Log-probability in the engine; None if the token was not sampled.
+        version: Policy version that sampled the token; None if it was not sampled.
     """
 
     id: int
@@ -33,7 +34,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class TokenRange:
-    """Tokens of a segment from `start` on, of `num_tokens`."""
+    """Tokens of a segment from `start`; `num_tokens` is the length of the segment."""
 
     start: int
     num_tokens: int
@@ -43,13 +44,13 @@ class TokenRange:
 def token_range(
     end: Rollout | Discarded, segment: int, start: int, limit: int, tokenizer: Tokenizer | None
 ) -> TokenRange:
-    """At most `limit` tokens of a segment, prompt and results included.
+    """Return at most `limit` tokens of a segment, including the prompt and tool results.
 
     Raises:
-        UnknownValue: There is no such segment or token.
+        UnknownValue: The rollout was discarded, or the segment or token does not exist.
     """
     if isinstance(end, Discarded):
-        raise UnknownValue("the rollout was discarded: its tokens were not kept", "rollout_id")
+        raise UnknownValue("the rollout was discarded, so its tokens were not recorded", "rollout_id")
     if segment >= len(end.segments):
         raise UnknownValue(f"the rollout has no segment {segment}; its last one is {len(end.segments) - 1}", "segment")
     arrays = end.segments[segment]
@@ -67,7 +68,7 @@ def token_range(
 
 
 def tokenizer_of(folders: Iterable[Path]) -> Tokenizer | None:
-    """The tokenizer of the first of these model folders, which may be patterns, that has one that can be read."""
+    """Load the tokenizer of the first model folder that has a readable one; folders may be glob patterns."""
     for folder in folders:
         if not folder.is_absolute():
             continue
@@ -90,7 +91,7 @@ def _texts(ids: list[int], tokenizer: Tokenizer) -> list[str | None]:
     for id in ids:
         try:
             texts.append(stream.step(tokenizer, id) or "")
-        except Exception:  # noqa: BLE001 - what the library raises for an incomplete character after a complete one
+        except Exception:  # noqa: BLE001 - raised for an incomplete character after a complete one
             stream = DecodeStream(skip_special_tokens=False)
             texts.append(tokenizer.decode([id], skip_special_tokens=False))
     return texts

@@ -1,4 +1,4 @@
-"""Selects recorded rollouts and prints them, or two of a row side by side; discarded ones with their reason."""
+"""Selection and printing of recorded rollouts, singly or as pairs of the same row."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from agent_rft.types import Discarded, Grade, Group, GroupRequest, Rollout, Task
 
 LABEL_WIDTH = 10
 SHOWN_CHARS = 600
-"""Printed length of a prompt message, tool result or turn; `--json` prints them whole."""
+"""Maximum printed length of a prompt message, tool result or turn; `--json` prints them in full."""
 SHOWN_KEYS, KEY_CHARS = 20, 60
-"""Printed keys of a row, and their length."""
+"""Maximum number of printed extra fields of a row, and maximum length of their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One rollout, complete or discarded, with its request and the name of its rollout file."""
+    """One rollout, graded or discarded, with its request and the name of its rollout file."""
 
     name: str
     request: GroupRequest
@@ -41,10 +41,10 @@ class Trace:
 
 
 def newest_file(run: RunFolder) -> str:
-    """The name of the newest file of rollouts.
+    """Return the name of the newest rollout file.
 
     Raises:
-        UserError: There are no rollouts.
+        UserError: The run has no rollouts.
     """
     run.index.catch_up()
     files = run.index.files()
@@ -56,63 +56,63 @@ def newest_file(run: RunFolder) -> str:
 
 
 def find_traces(run: RunFolder, wanted: Wanted, order: Order = "oldest", limit: int | None = None) -> Iterator[Trace]:
-    """The traces that are wanted, by file and in its order, or by grade; one after the other, in constant memory.
+    """Yield the traces that match `wanted`, in file order or by grade; memory use is constant.
 
     Raises:
-        UserError: There are no rollouts at all, or none that are wanted.
+        UserError: The run has no rollouts, or no rollout matches.
     """
     newest_file(run)
     wanted = run.index.checked(wanted)
     found = run.index.all(wanted, order, limit if wanted.text is None else None)
     if wanted.text is not None:
-        found = islice((one for one, has_text in run.index.containing(found, wanted.text) if has_text), limit)
+        found = islice((entry for entry, has_text in run.index.containing(found, wanted.text) if has_text), limit)
     first = next(found, None)
     if first is None and (order == "oldest" or not run.index.page(wanted, "oldest", 1)):
         raise UserError(f"{run.path} has no rollout{wanted}" + "".join(f"; {p}" for p in damaged(run, wanted)))
-    for one, request, end in run.index.read(chain([] if first is None else [first], found)):
-        yield Trace(one.name, request, end)
+    for entry, request, end in run.index.read(chain([] if first is None else [first], found)):
+        yield Trace(entry.name, request, end)
 
 
 def damaged(run: RunFolder, wanted: Wanted) -> list[str]:
-    """What is wrong with the files that may have these traces."""
+    """Return the problems of the files that may contain these traces."""
     return [f.problem for f in run.index.files() if f.problem and wanted.name in (None, f.name)]
 
 
 def trace_json(trace: Trace) -> str:
-    """One line of JSON with everything: the request, and the rollout as in the run folder."""
+    """Return the request and the full rollout as one line of JSON, in the format of the run folder."""
     end = trace.end
-    alone = Group(trace.request, (end,)) if isinstance(end, Rollout) else Group(trace.request, (), (end,))
-    _, line = group_lines(alone)
+    single = Group(trace.request, (end,)) if isinstance(end, Rollout) else Group(trace.request, (), (end,))
+    _, line = group_lines(single)
     return json.dumps({"name": trace.name, "request": asdict(trace.request)} | line, default=str)
 
 
 def trace_of(name: str, request: dict[str, Any], end: dict[str, Any]) -> Trace:
-    """A trace from the parts of its `trace_json`."""
+    """Create a trace from the parts of its `trace_json`."""
     task = task_from_json(request["task"])
     return Trace(name, GroupRequest(**request | {"task": task}), outcome_from_json(end))
 
 
 def said(turn: Turn) -> tuple[str, str]:
-    """The thoughts and the text of a turn, without tool calls unless they were malformed."""
-    thought, _, text = turn.text.rpartition("</think>")
+    """Return the reasoning and the text of a turn, without tool calls unless they were malformed."""
+    reasoning, _, text = turn.text.rpartition("</think>")
     if turn.calls and all(result.error != "malformed_call" for result in turn.results):
         text = re.sub(r"<tool_call>.*?(</tool_call>|$)", "", text, flags=re.DOTALL)
-    return thought.replace("<think>", "").strip(), text.strip()
+    return reasoning.replace("<think>", "").strip(), text.strip()
 
 
 def cut(text: str, limit: int = SHOWN_CHARS) -> str:
-    """The first `limit` characters of `text`, with a note of how many were left out."""
+    """Return the first `limit` characters of `text`, with a note of how many were left out."""
     left_out = len(text) - limit
     return text if left_out <= 0 else f"{text[:limit]} … [{left_out:,} more characters]"
 
 
 def facts(rollout: Rollout) -> str:
-    """How a rollout went, in one line."""
+    """Summarize a rollout in one line: grade, reward, calls, tokens, time and policy version."""
     parts = ", ".join(f"{name} {score:.3f}" for name, score in rollout.grade.scores.items())
     versions = sorted(set(rollout.sampled_versions.tolist()))
     calls, turns = len(rollout.calls), len(rollout.turns)
     shown = [
-        f"grade {rollout.grade.value:.3f}" + (f" ({parts})" if parts else "") + _besides(rollout.grade),
+        f"grade {rollout.grade.value:.3f}" + (f" ({parts})" if parts else "") + _grade_notes(rollout.grade),
         f"reward {rollout.reward:.3f}",
         f"ended by {rollout.finish}",
         f"{calls} call{'s' * (calls != 1)} in {turns} turn{'s' * (turns != 1)}",
@@ -124,37 +124,37 @@ def facts(rollout: Rollout) -> str:
     return " · ".join(shown)
 
 
-def _besides(grade: Grade) -> str:
-    """What else is known about a grade: the guard that set it, the held-out grade."""
+def _grade_notes(grade: Grade) -> str:
+    """Return the guard that set a grade and the held-out grade, if any."""
     guard = f" set by the guard {grade.guard}" if grade.guard is not None else ""
     held_out = f", held out {grade.held_out:.3f}" if grade.held_out is not None else ""
     return guard + held_out
 
 
 def own_keys(task: Task) -> list[tuple[str, str]]:
-    """A row's own keys, such as its reference answer, which graders and tools see and the model does not."""
+    """Return a row's extra fields, such as its reference answer. Graders and tools see them; the model does not."""
     own = [(key, value) for key, value in task.item.items() if key not in ("messages", "tools")]
     texts = [(cut(k, KEY_CHARS), v if isinstance(v, str) else json.dumps(v)) for k, v in own[:SHOWN_KEYS]]
     more = len(own) - SHOWN_KEYS
-    return texts + ([("…", f"{more:,} more keys")] if more > 0 else [])
+    return texts + ([("…", f"{more:,} more fields")] if more > 0 else [])
 
 
 def turn_note(turn: Turn) -> str:
-    """What a turn cost, and whether its calls ran at the same time."""
+    """Return a turn's tokens and time, and its number of parallel calls."""
     together = f", {len(turn.calls)} calls in parallel" if len(turn.calls) > 1 else ""
     return f"{turn.stop - turn.start:,} tokens, {turn.model_s:.2f} s{together}"
 
 
 def call_note(result: ToolResult) -> str:
-    """A tool call's latency, error, retries and truncation, in one line."""
+    """Return a tool call's latency, error, retries and truncation in one line."""
     notes = [f"{result.latency_s:.2f} s", result.error or ""]
     notes += [f"{result.retries} retries"] if result.retries else []
-    notes += ["cut for the model"] if result.truncated else []
+    notes += ["truncated for the model"] if result.truncated else []
     return ", ".join(note for note in notes if note)
 
 
 def print_traces(traces: Iterable[Trace], console: Console) -> None:
-    """Print each trace from prompt to answer, cutting long texts; consecutive traces of a row share one prompt."""
+    """Print each trace from prompt to answer and truncate long text; consecutive traces of a row share one prompt."""
     row = None
     for trace in traces:
         end = trace.end
@@ -164,41 +164,41 @@ def print_traces(traces: Iterable[Trace], console: Console) -> None:
         if row != (trace.name, end.row_id):
             for message in trace.request.task.messages:
                 content = message.get("content") or json.dumps(message.get("tool_calls"))
-                _say(console, str(message["role"]), str(content), "dim")
+                _print_labeled(console, str(message["role"]), str(content), "dim")
             for key, value in own_keys(trace.request.task):
-                _say(console, "row", f"{key}: {value}", "magenta")
+                _print_labeled(console, "row", f"{key}: {value}", "magenta")
         row = (trace.name, end.row_id)
         if isinstance(end, Discarded):
-            _say(console, "discarded", f"sample {end.sample}: {end.reason}: {end.message}", "yellow")
+            _print_labeled(console, "discarded", f"sample {end.sample}: {end.reason}: {end.message}", "yellow")
         else:
             _print_rollout(console, end)
         console.print()
 
 
 def _print_rollout(console: Console, rollout: Rollout) -> None:
-    _say(console, f"sample {rollout.sample}", facts(rollout), "cyan")
+    _print_labeled(console, f"sample {rollout.sample}", facts(rollout), "cyan")
     if rollout.grade.reason:
-        _say(console, "reason", rollout.grade.reason, "yellow")
+        _print_labeled(console, "reason", rollout.grade.reason, "yellow")
     for number, turn in enumerate(rollout.turns, start=1):
-        thought, text = said(turn)
-        _say(console, f"turn {number}", turn_note(turn), "dim")
-        if thought:
-            _say(console, "", thought, "dim italic")
+        reasoning, text = said(turn)
+        _print_labeled(console, f"turn {number}", turn_note(turn), "dim")
+        if reasoning:
+            _print_labeled(console, "", reasoning, "dim italic")
         if text and text != rollout.answer:
-            _say(console, "", text, "")
+            _print_labeled(console, "", text, "")
         for call, result in zip(turn.calls, turn.results, strict=True):
-            _say(console, "→", f"{call.name} {call.arguments}", "green")
-            _say(console, "←", result.output, "red" if result.error else "", call_note(result))
-    _say(console, "answer", rollout.answer, "bold")
+            _print_labeled(console, "→", f"{call.name} {call.arguments}", "green")
+            _print_labeled(console, "←", result.output, "red" if result.error else "", call_note(result))
+    _print_labeled(console, "answer", rollout.answer, "bold")
 
 
-def _say(console: Console, who: str, text: str, style: str, note: str = "") -> None:
-    """Print one message: its label on the left, its text wrapped beside it."""
+def _print_labeled(console: Console, label: str, text: str, style: str, note: str = "") -> None:
+    """Print a label on the left and its wrapped text on the right."""
     line = Table.grid(padding=(0, 1))
     line.add_column(width=LABEL_WIDTH, justify="right", style="blue")
     line.add_column()
-    said_text = Text(safe_text(cut(text)), style=style)
-    line.add_row(Text(safe_text(who)), said_text.append(f"  ({note})", style="not bold dim") if note else said_text)
+    content = Text(safe_text(cut(text)), style=style)
+    line.add_row(Text(safe_text(label)), content.append(f"  ({note})", style="not bold dim") if note else content)
     console.print(line)
 
 
@@ -208,7 +208,7 @@ MIN_WIDTH = 40
 
 
 def pairs_of(before: Iterable[Trace], after: Iterable[Trace]) -> Iterator[tuple[Trace, Trace]]:
-    """The first rollout of each row that both files have, graded if there is one, in the order of `after`."""
+    """Pair the first rollouts of each row in both files, preferably graded ones, in the order of `after`."""
     first, second = _by_row(before), _by_row(after)
     return ((first[row], trace) for row, trace in second.items() if row in first)
 
@@ -216,32 +216,32 @@ def pairs_of(before: Iterable[Trace], after: Iterable[Trace]) -> Iterator[tuple[
 def _by_row(traces: Iterable[Trace]) -> dict[str, Trace]:
     found: dict[str, Trace] = {}
     for trace in traces:
-        known = found.get(trace.end.row_id)
-        if known is None or (isinstance(trace.end, Rollout) and not isinstance(known.end, Rollout)):
+        current = found.get(trace.end.row_id)
+        if current is None or (isinstance(trace.end, Rollout) and not isinstance(current.end, Rollout)):
             found[trace.end.row_id] = trace
     return found
 
 
 def print_pairs(pairs: Iterable[tuple[Trace, Trace]], console: Console) -> int:
-    """Print each pair and return how many there were."""
+    """Print each pair and return the number of pairs."""
     width, count = max(MIN_WIDTH, (console.width - 3) // 2), 0
     for count, (before, after) in enumerate(pairs, start=1):  # noqa: B007 - it is returned
         console.print(
-            Rule(Text(f"row {safe_text(after.end.row_id)}: {_graded(before)} → {_graded(after)}", style="bold"))
+            Rule(Text(f"row {safe_text(after.end.row_id)}: {_grade_text(before)} → {_grade_text(after)}", style="bold"))
         )
         table = Table.grid(padding=(0, 3, 0, 0))
         table.add_column(width=width)
         table.add_column(width=width)
-        table.add_row(*(Text.from_ansi(_printed(trace, width, console)) for trace in (before, after)))
+        table.add_row(*(Text.from_ansi(_render_trace(trace, width, console)) for trace in (before, after)))
         console.print(table)
     return count
 
 
-def _graded(trace: Trace) -> str:
+def _grade_text(trace: Trace) -> str:
     return f"{trace.end.grade.value:.3f}" if isinstance(trace.end, Rollout) else "discarded"
 
 
-def _printed(trace: Trace, width: int, console: Console) -> str:
+def _render_trace(trace: Trace, width: int, console: Console) -> str:
     out = io.StringIO()
     narrow = Console(
         file=out,

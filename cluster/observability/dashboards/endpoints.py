@@ -1,4 +1,4 @@
-"""Failures, latency and load of tools, graders, judges and session servers."""
+"""Endpoints dashboard: failures, latency and load of tools, graders, judges and session servers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ENDPOINTS_DASHBOARD = Dashboard(
                 panel(rate_of("endpoint/<endpoint>/errors/<kind>"), beside=True),
                 panel(rate_of("tool/<tool>/errors")),
                 panel(
-                    *(rate_of(f"endpoint/<endpoint>/{again}") for again in ("retries", "waits", "hedges")),
+                    *(rate_of(f"endpoint/<endpoint>/{kind}") for kind in ("retries", "waits", "hedges")),
                     title="Retries per second",
                     **WIDE,
                 ),

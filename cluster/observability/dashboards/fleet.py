@@ -1,4 +1,4 @@
-"""Load and health of engines, processes, nodes and GPUs of all jobs and served models."""
+"""Fleet dashboard: load and health of engines, processes, nodes and GPUs of all jobs and served models."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FLEET_DASHBOARD = Dashboard(
                 ),
             ),
         ),
-        ("GPUs (not yet seen on a real one)", GPUS),
+        ("GPUs (not yet tested on a real GPU)", GPUS),
         ("Nodes", NODES),
         (
             "Jobs, processes and disk",
@@ -64,7 +64,7 @@ FLEET_DASHBOARD = Dashboard(
                     "Drivers of unfinished jobs",
                     (Query(drivers(CHOSEN["job"])),),
                     "none",
-                    about="1: runs, 0: gone without having reported the end of the job.",
+                    about="1: the driver runs. 0: it is gone and did not report the end of the job.",
                     alerts=(alert("JobLost"),),
                 ),
                 Panel(
@@ -72,7 +72,7 @@ FLEET_DASHBOARD = Dashboard(
                     (Query(UP, "{{instance}}"), Query(RAY_UP, "Ray {{node}}")),
                     "none",
                     top=1,
-                    about="1: Prometheus reads its metrics, 0: it cannot. A node without a job serves none.",
+                    about="1: Prometheus can read the target. 0: it cannot. A node without a job serves no metrics.",
                     beside=True,
                     alerts=(alert("TargetDown"),),
                 ),

@@ -1,4 +1,4 @@
-"""Builds Grafana's dashboard JSON, as far as our dashboards need it: rows of panels over one Prometheus, and variables.
+"""Builder of Grafana's dashboard JSON, limited to what our dashboards use: rows of panels, one Prometheus, variables.
 
 https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model/
 """
@@ -17,12 +17,12 @@ WINDOWS = {
     "window": ("average over", ("5m", "1m", "15m", "1h", "6h")),
     "steps": ("average steps over", ("1h", "15m", "6h", "1d")),
 }
-"""Variables over which averages are taken: label and choices, the first of which is the default.
+"""Variables for averaging windows: label and choices, the first of which is the default.
 
-What is recorded once a step has its own, longer one: in a window without a step there is nothing to average.
+Metrics recorded once per step use the longer `steps`, because a window without a step has no value to average.
 """
 CONSOLE = "http://127.0.0.1:8000"
-"""The default of the page's field for the server's URL, at which links to the console start."""
+"""Default server URL in the dashboards' text field; links to the console start with it."""
 ALERT_COLORS = {"warning": "orange", "critical": "red"}
 SCHEMA_VERSION = 39
 TAG = "agent-rft"
@@ -30,9 +30,9 @@ TAG = "agent-rft"
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A PromQL expression and the legend of its series, as a Grafana template over their labels.
+    """PromQL expression with the legend of its series, a Grafana template over their labels.
 
-    If `now`, only its value at the end of the shown time counts; `dashed` and `color` are how its line is drawn.
+    If `now`, the panel shows only the value at the end of the time range. `dashed` and `color` style the line.
     """
 
     expr: str
@@ -44,9 +44,9 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A list to choose from, filled by `query`. `regex` finds the values in what it returns, in the order to show.
+    """Selection list, filled by `query`. `regex` extracts the values from its result, in display order.
 
-    With `every`, several values or all can be chosen, and all are by default; else one, the first by default.
+    If `every`, the viewer can select several values or all, by default all; otherwise one, by default the first.
     """
 
     name: str
@@ -60,13 +60,13 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel, drawn from `queries`, or from the Markdown `text` if its kind is `text`.
+    """One panel with `queries`, or with the Markdown `text` if its kind is `text`.
 
-    `unit` is Grafana's name of a unit (s, bytes, percentunit, short, none), `width` is in 24ths of the page, `about` is
-    shown on hovering over the title, and `empty` instead of "No data". Clicking a value leads to `page` of the console,
-    in which `${__value.numeric}` is the value and `${__value.time}` its time in ms. The axis goes up to `top` at least.
-    A panel with more than six series has its legend `beside` them: below, it would not fit. It draws the thresholds of
-    `alerts` that are numbers as lines.
+    `unit` is Grafana's name of a unit (s, bytes, percentunit, short, none). `width` is in 24ths of the page. `about` is
+    the tooltip of the title, and `empty` replaces "No data". Clicking a value opens `page` of the console, in which
+    `${__value.numeric}` is the value and `${__value.time}` its time in ms. The axis extends to at least `top`. If
+    `beside`, the legend is next to the chart, because more than six series do not fit below it. Numeric thresholds of
+    `alerts` are drawn as lines.
     """
 
     title: str
@@ -86,7 +86,7 @@ class Panel:
 
     @property
     def thresholds(self) -> dict[float, str]:
-        """Colors of the thresholds that are numbers, in ascending order."""
+        """Colors of the numeric thresholds, in ascending order."""
         found = {each.condition.threshold: ALERT_COLORS[each.severity] for each in self.alerts}
         return {value: found[value] for value in sorted(value for value in found if not isinstance(value, str))}
 
@@ -95,8 +95,8 @@ class Panel:
 class Dashboard:
     """Titled rows of panels.
 
-    A legend in `annotations` names the marks on the time axis, of which the first are shown by default. `page` of the
-    console is linked at the top.
+    `annotations` are marks on the time axis, named by their legends; only the first is shown by default. A link at the
+    top opens `page` of the console.
     """
 
     name: str
@@ -108,29 +108,29 @@ class Dashboard:
 
     @property
     def uid(self) -> str:
-        """The dashboard's id in Grafana."""
+        """Dashboard id in Grafana."""
         return f"agent-rft-{self.name}"
 
     @property
     def label(self) -> str:
-        """Its name in texts: `Job` of `agent-rft: Job`."""
+        """Short name, such as `Job` for `agent-rft: Job`."""
         return self.title.rpartition(": ")[2]
 
     @property
     def numbered_panels(self) -> list[tuple[int, Panel]]:
-        """All panels with their ids in Grafana. The headers of rows have ids, too."""
+        """All panels with their ids in Grafana; row headers use ids too."""
         parts = [part for _, panels in self.rows for part in (None, *panels)]
         return [(number, part) for number, part in enumerate(parts, start=1) if part is not None]
 
     @property
     def named_expressions(self) -> list[tuple[str, str]]:
-        """PromQL expressions of the dashboard, with the titles of their panels or the names of the marks."""
-        asked = [(panel.title, query.expr) for _, panel in self.numbered_panels for query in panel.queries]
-        return asked + [(mark.legend, mark.expr) for mark in self.annotations]
+        """PromQL expressions of the dashboard with the titles of their panels or the legends of their annotations."""
+        from_panels = [(panel.title, query.expr) for _, panel in self.numbered_panels for query in panel.queries]
+        return from_panels + [(mark.legend, mark.expr) for mark in self.annotations]
 
 
 def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
-    """The dashboard in Grafana's JSON model, ready for provisioning."""
+    """Return the dashboard in Grafana's JSON model, ready for provisioning."""
     return {
         "uid": dashboard.uid,
         "title": dashboard.title,
@@ -147,7 +147,7 @@ def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
         ],
         "templating": {"list": _variables(dashboard.variables)},
         "annotations": {"list": [_annotation(*each) for each in zip(dashboard.annotations, _MARKS, strict=False)]},
-        "panels": _laid_out(dashboard.rows),
+        "panels": _lay_out(dashboard.rows),
     }
 
 
@@ -179,7 +179,7 @@ def _variable(variable: Variable) -> dict[str, Any]:
         "definition": variable.query,
         "regex": variable.regex,
         "refresh": 2,  # whenever the time range changes
-        "sort": 0 if variable.regex else 1,  # as they come, or by name
+        "sort": 0 if variable.regex else 1,  # 0: order of the query, 1: by name
         "multi": variable.every,
         "includeAll": variable.every,
     }
@@ -188,7 +188,7 @@ def _variable(variable: Variable) -> dict[str, Any]:
 
 
 def _link(page: str) -> dict[str, Any]:
-    """A link to a page of the console, whose routes begin with `#/`."""
+    """Return a link to a page of the console, whose routes begin with `#/`."""
     return {"title": "Console", "url": f"${{console}}/#/{page}", "targetBlank": True}
 
 
@@ -205,8 +205,8 @@ def _annotation(query: Query, mark: tuple[str, bool]) -> dict[str, Any]:
     }
 
 
-def _laid_out(rows: Sequence[tuple[str, Sequence[Panel]]]) -> list[dict[str, Any]]:
-    """Row headers and panels with grid positions, filled from left to right and top to bottom."""
+def _lay_out(rows: Sequence[tuple[str, Sequence[Panel]]]) -> list[dict[str, Any]]:
+    """Return row headers and panels with grid positions, filled from left to right and top to bottom."""
     placed: list[dict[str, Any]] = []
     y = 0
     for title, panels in rows:
@@ -233,12 +233,16 @@ def _panel(panel: Panel) -> dict[str, Any]:
     shown: dict[str, Any] = {"type": panel.kind, "title": panel.title, "description": about}
     if panel.kind == "text":
         return shown | {"options": {"mode": "markdown", "content": panel.text}}
-    defaults: dict[str, Any] = {"unit": panel.unit, "custom": _drawn(panel), "color": {"mode": "palette-classic"}}
+    defaults: dict[str, Any] = {
+        "unit": panel.unit,
+        "custom": _line_options(panel),
+        "color": {"mode": "palette-classic"},
+    }
     defaults |= {"decimals": 1} if panel.unit == "sci" else {}
     defaults |= {"noValue": panel.empty} if panel.empty else {}
     defaults |= {"links": [_link(panel.page)]} if panel.page else {}
     steps = [{"color": color, "value": value} for value, color in panel.thresholds.items()]
-    base = {"color": "transparent", "value": None}  # what Grafana needs below the first one
+    base = {"color": "transparent", "value": None}  # Grafana requires a step below the first threshold
     defaults |= {"thresholds": {"mode": "absolute", "steps": [base, *steps]}} if steps else {}
     targets = {chr(ord("A") + number): query for number, query in enumerate(panel.queries)}
     return shown | {
@@ -247,9 +251,9 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "fieldConfig": {
             "defaults": defaults,
             "overrides": [
-                {"matcher": _named(ref), "properties": properties}
+                {"matcher": _match_query(ref), "properties": properties}
                 for ref, query in targets.items()
-                if (properties := _line_of(query))
+                if (properties := _line_properties(query))
             ],
         },
         "options": _OPTIONS[panel.kind] | ({"legend": _BESIDE} if panel.beside else {}),
@@ -268,17 +272,17 @@ def _target(ref: str, query: Query, kind: str) -> dict[str, Any]:
     }
 
 
-def _named(ref: str) -> dict[str, str]:
+def _match_query(ref: str) -> dict[str, str]:
     return {"id": "byFrameRefID", "options": ref}
 
 
-def _line_of(query: Query) -> list[dict[str, Any]]:
+def _line_properties(query: Query) -> list[dict[str, Any]]:
     dashed = {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [8, 8]}}
     color = {"id": "color", "value": {"mode": "fixed", "fixedColor": query.color}}
     return [dashed] * query.dashed + [color] * bool(query.color)
 
 
-def _drawn(panel: Panel) -> dict[str, Any]:
+def _line_options(panel: Panel) -> dict[str, Any]:
     if panel.kind != "timeseries":
         return {}
     stacking = {"mode": "normal" if panel.stacked else "none"}
@@ -295,7 +299,7 @@ def _drawn(panel: Panel) -> dict[str, Any]:
 
 
 _COUNTED = ("short", "none", "percentunit")
-"""Units in which Grafana draws an axis up to 100 where all values are 0."""
+"""Units with which Grafana draws the axis up to 100 if all values are 0."""
 _BESIDE = {"displayMode": "table", "placement": "right", "calcs": ["lastNotNull"]}
 _OPTIONS: dict[str, dict[str, Any]] = {
     "timeseries": {

@@ -1,4 +1,4 @@
-"""One job: its figures, then reward and latency, the outcomes of its rollouts and the time of its steps."""
+"""Job dashboard: key figures of one job, reward and latency, outcomes of rollouts, and step times."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from agent_rft.cluster.observability.dashboards.queries import (
 
 ROLLOUTS = "jobs/$job/rollouts"
 ROLLOUTS_THEN = f"{ROLLOUTS}?at=${{__value.time}}"
-"""The rollouts of the last step before a point, which the console finds by the point's time."""
-TRACES = f"""Each point belongs to a **step**. Click a point of the panel on the left, or of reward, grades and tool
-calls: the console opens the rollouts of that step (`{ROLLOUTS}?step=12`; its address is the field *console* above). On
-a machine that has the run folder:
+"""Console page with the rollouts of the last step before the time of a point."""
+TRACES = f"""Each point belongs to a **step**. Click a point in the panel on the left, or in the panels of reward,
+grades and tool calls, to open the rollouts of that step in the console (`{ROLLOUTS}?step=12`; set the URL of the
+console in the field *console* above). On a host with the run folder:
 
     agent-rft traces runs/$job --name step-000012 --worst 3
     agent-rft traces runs/$job --trace trace_...      # one rollout with every call, its result and the grade
@@ -34,11 +34,11 @@ a machine that has the run folder:
 Each request to your tools and grader carries the `trace_id` of its rollout, so you can search their logs for it."""
 
 
-def _figure(title: str, *queries: Query, unit: str = "none", width: int = 6, about: str, empty: str = "") -> Panel:
+def _stat_panel(title: str, *queries: Query, unit: str = "none", width: int = 6, about: str, empty: str = "") -> Panel:
     return Panel(title, queries, unit, "stat", width, height=4, about=about, empty=empty)
 
 
-def _named(query: MetricQuery, name: str) -> Query:
+def _query_with_legend(query: MetricQuery, name: str) -> Query:
     return Query(query.expr, name)
 
 
@@ -49,33 +49,33 @@ _BASELINE = max_of("baseline_valid_mean_reward")
 _NO_SIGNAL = rate_of("groups_without_signal/<kind>", ("job",), where=WITH_MISTAKES)
 _GROUPS = f"({rate_of('groups_without_signal/<kind>', ('job',)).expr} + {rate_of('groups_trained').expr})"
 FIGURES = (
-    _figure(
+    _stat_panel(
         "Step",
-        _named(_STEP, "done"),
-        _named(_STEPS_PLANNED, "planned"),
-        about="Steps taken, and steps that the job will take.",
+        _query_with_legend(_STEP, "done"),
+        _query_with_legend(_STEPS_PLANNED, "planned"),
+        about="Completed steps and planned steps.",
     ),
-    _figure(
+    _stat_panel(
         "Time left",
-        Query(_LEFT, "at the present pace"),
+        Query(_LEFT, "at the current pace"),
         unit="s",
         width=5,
-        about="Steps that are left, times the mean time of a step. Tests at the end are not included.",
+        about="Remaining steps times the mean step time. Tests at the end are not included.",
     ),
-    _figure(
+    _stat_panel(
         "Reward against the baseline",
-        _named(_BASELINE, "baseline"),
-        _named(max_of("full_valid_mean_reward"), "validation"),
-        _named(max_of("train_mean_reward"), "train"),
+        _query_with_legend(_BASELINE, "baseline"),
+        _query_with_legend(max_of("full_valid_mean_reward"), "validation"),
+        _query_with_legend(max_of("train_mean_reward"), "train"),
         width=8,
-        about="Baseline: reward of the validation file before training. Without such a file there is only train.",
+        about="Baseline: validation reward before training. Without a validation file, only the train reward is shown.",
     ),
-    _figure(
+    _stat_panel(
         "Failing endpoint",
         Query(f"topk(1, {_FAILING.expr} > 0)", "{{endpoint}}", now=True),
         unit="percentunit",
         width=5,
-        about="The tool, grader, judge or session server with the largest share of calls that fail now.",
+        about="Tool, grader, judge or session server with the largest current share of failing calls.",
         empty="none",
     ),
 )
@@ -93,7 +93,7 @@ JOB_DASHBOARD = Dashboard(
                     gauge("full_valid_mean_reward"),
                     dashed=(gauge("baseline_valid_mean_reward"),),
                     title="Reward",
-                    about="What the policy is trained on: the grade minus penalties.",
+                    about="Value that training maximizes: the grade minus penalties.",
                     page=ROLLOUTS_THEN,
                     alerts=("RewardCollapse",),
                 ),
@@ -128,7 +128,7 @@ JOB_DASHBOARD = Dashboard(
                 panel(
                     rate_of("guard/<guard>", per="minute"),
                     title="Rewards set by guards per minute",
-                    about="A guard that sets ever more rewards indicates that the policy has found a way around the "
+                    about="If a guard sets more and more rewards, the policy has probably found a loophole in the "
                     "grader.",
                 ),
             ),
@@ -137,7 +137,7 @@ JOB_DASHBOARD = Dashboard(
             "Step and its rollouts",
             (
                 panel(gauge("step"), width=8, page=f"{ROLLOUTS}?step=${{__value.numeric}}"),
-                Panel("From a point to its rollouts", kind="text", text=TRACES, width=16),
+                Panel("Rollouts of a point", kind="text", text=TRACES, width=16),
             ),
         ),
         (
@@ -154,7 +154,7 @@ JOB_DASHBOARD = Dashboard(
                         ),
                     ),
                     "percentunit",
-                    about="Share of rollouts that end without a grade, except those that the job cancels.",
+                    about="Share of rollouts that end without a grade, except rollouts that the job cancels.",
                     alerts=(alert("RolloutsDiscarded"),),
                 ),
                 panel(mean_of("rollout_tokens/train/<kind>")),
@@ -170,10 +170,10 @@ JOB_DASHBOARD = Dashboard(
                     title="Groups per minute",
                 ),
                 Panel(
-                    "Groups without signal",
+                    "Zero-variance groups",
                     (Query(f"{_NO_SIGNAL.expr} / {_GROUPS}", "share"),),
                     "percentunit",
-                    about="Share of groups whose rewards are all equal, but not right.",
+                    about="Share of groups with equal rewards, except groups in which all rollouts are right.",
                     alerts=(alert("NoSignal"),),
                 ),
                 panel(rate_of("engine_sampled_tokens"), rate_of("trained_tokens"), title="Tokens per second"),
@@ -190,7 +190,7 @@ JOB_DASHBOARD = Dashboard(
                     "Waiting for rollouts",
                     (ratio(share_of_time("time_wait_s"), share_of_time("time_step_s")),),
                     "percentunit",
-                    about="Share of the time of steps in which the learner waits for rollouts.",
+                    about="Share of the step time in which the learner waits for rollouts.",
                     alerts=(alert("LearnerStarves"),),
                 ),
                 panel(
@@ -206,7 +206,7 @@ JOB_DASHBOARD = Dashboard(
                     "Failures of the checkpoint store in 30 minutes",
                     (Query(store_failures(CHOSEN["job"]), "failures"),),
                     top=1,
-                    about="Attempts to copy or remove a checkpoint there that failed.",
+                    about="Failed attempts to upload a checkpoint or to remove it from the store.",
                     alerts=(alert("CheckpointStoreFails"),),
                 ),
                 Panel(
@@ -214,7 +214,7 @@ JOB_DASHBOARD = Dashboard(
                     (Query(failed_trackers(CHOSEN["job"]), "{{integration}}"),),
                     "none",
                     top=1,
-                    about="Trackers of the job that get no more numbers.",
+                    about="Trackers that no longer receive metrics of the job.",
                     alerts=(alert("TrackerFails"),),
                 ),
                 panel(rate_of("events/<level>", per="minute")),

@@ -1,4 +1,4 @@
-"""Training metrics of the updates, and the agreement of engines and learner."""
+"""Learner dashboard: metrics of the updates, and the agreement of engines and learner."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LEARNER_DASHBOARD = Dashboard(
                     "Learner restarts in an hour",
                     (Query(learner_restarts(CHOSEN["job"]), "restarts"),),
                     top=1,
-                    about="Restarts of all ranks because one was lost.",
+                    about="Restarts of all ranks after one was lost.",
                     alerts=(alert("LearnerRestarts"),),
                 ),
             ),

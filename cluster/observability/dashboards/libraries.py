@@ -1,7 +1,7 @@
-"""Queries over what vLLM, Ray and NVIDIA's DCGM exporter report, of our processes and nodes only.
+"""Panels of metrics from vLLM, Ray and NVIDIA's DCGM exporter, limited to our processes and nodes.
 
-Their names are the same in everybody's programs: vLLM's are kept by our processes, the others by the label `job` that
-their targets have in our scrape configuration.
+Other programs may export the same metrics. vLLM queries are limited by process, the others by the label `job` of their
+targets in our scrape configuration.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from agent_rft.cluster.observability.promql import DCGM_TARGETS, RAY_HEAD_MEMORY
 PROCESS = ("job", "process")
 JOB = f"{{{CHOSEN['job']}}}"
 OURS = f"and on (job, process) {samples('process_up', CHOSEN['job'])}"
-"""Keeps the series of our processes."""
+"""Condition that selects the series of our processes."""
 BY_PROCESS = "{{process}} {{job}}"
 RAY, DCGM = f'job="{RAY_TARGETS}"', f'job="{DCGM_TARGETS}"'
 APPLICATION = f'{RAY},application=~"agent-rft.*"'
@@ -26,7 +26,7 @@ def _rate(name: str, by: tuple[str, ...] = PROCESS) -> str:
 
 
 def vllm_rate(name: str, series: str = "", *, per_minute: bool = False) -> Query:
-    """How much a counter of vLLM grows per second, or per minute, by engine."""
+    """Return the growth of a vLLM counter per second or per minute, by engine."""
     return Query(f"{'60 * ' if per_minute else ''}{_rate(name)} {OURS}", f"{series} {BY_PROCESS}".strip())
 
 
@@ -40,12 +40,12 @@ VLLM = (
         "Time to first token",
         (vllm_quantile(0.5, "time_to_first_token_seconds"), vllm_quantile(0.95, "time_to_first_token_seconds")),
         "s",
-        about="Reported by vLLM: from a request's arrival at the engine to its first token, queue included.",
+        about="Reported by vLLM: time from a request's arrival at the engine to its first token, including the queue.",
     ),
     Panel(
         "Tokens per second of the engines",
         (vllm_rate("generation_tokens_total", "sampled"), vllm_rate("prompt_tokens_total", "prompt")),
-        about="Reported by vLLM; prompt tokens that were found in the prefix cache count.",
+        about="Reported by vLLM. Prompt tokens found in the prefix cache are included.",
     ),
     Panel(
         "KV cache",
@@ -57,14 +57,14 @@ VLLM = (
             ),
         ),
         "percentunit",
-        about="Reported by vLLM: share in use, and share of prompt tokens found in the prefix cache.",
+        about="Reported by vLLM: used share of the cache, and share of prompt tokens found in the prefix cache.",
     ),
     Panel(
         "Preemptions per minute",
         (vllm_rate("num_preemptions_total", per_minute=True),),
         top=1,
-        about="Reported by vLLM: requests that lost their place in a full KV cache and are computed again. Often above "
-        "0: fewer rollouts at a time, or more memory for the cache.",
+        about="Reported by vLLM: requests evicted from a full KV cache, which are computed again. If the rate is often "
+        "above 0, run fewer rollouts concurrently or give the cache more memory.",
     ),
 )
 PROCESSES = (
@@ -99,13 +99,13 @@ NODES = (
         "Object store in use by node",
         (Query(f"{_USED} / ({_USED} + {_FREE})", "{{NodeAddress}}"),),
         "percentunit",
-        about="Reported by Ray. What does not fit is written to disk.",
+        about="Reported by Ray. Objects that do not fit spill to disk.",
     ),
     Panel(
         "Spilled to disk by node in 15 minutes",
         (Query(NEW_SPILLS, "{{NodeAddress}}"),),
         "bytes",
-        about="Reported by Ray: what did not fit into its object store.",
+        about="Reported by Ray: size of the objects that did not fit in its object store.",
         alerts=(alert("RaySpills"),),
     ),
 )
@@ -113,7 +113,7 @@ _ONE_GPU = "One of the two exporters is enough."
 
 
 def _gpus(title: str, unit: str, ray: str, dcgm: str) -> Panel:
-    """A figure of each GPU by either exporter. The names of metrics begin an expression, the labels are put in."""
+    """Return a panel with one series per GPU from either exporter; label matchers replace `{}` in the expressions."""
     queries = (
         Query(ray.replace("{}", f"{{{RAY}}}"), "{{ip}} GPU {{GpuIndex}}"),
         Query(dcgm.replace("{}", f"{{{DCGM}}}"), "{{Hostname}} GPU {{gpu}} by DCGM"),
@@ -128,7 +128,7 @@ GPUS = (
     ),
     _gpus("GPU power", "watt", f"ray_node_gpu_power_milliwatts{{}} / {MILLI}", "DCGM_FI_DEV_POWER_USAGE{}"),
 )
-"""Asked against samples of both exporters in the tests; no real GPU was behind them yet."""
+"""Tested against samples of both exporters, but not yet on a real GPU."""
 _REQUESTS = "ray_serve_deployment_request_counter_total"
 _LATENCY = "ray_serve_deployment_processing_latency_ms_bucket"
 _SERVED = ("application",)
@@ -161,6 +161,6 @@ SERVED = (
         ),
         "ms",
         width=8,
-        about="Reported by Ray Serve: time in a replica, streams to their end.",
+        about="Reported by Ray Serve: time in a replica, until the end of streams.",
     ),
 )

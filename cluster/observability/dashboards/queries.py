@@ -1,11 +1,11 @@
-"""Queries of listed metrics and the panels that show them; names, units and descriptions come from the list.
+"""Queries and panels for listed metrics; names, units and descriptions come from the list of metrics.
 
     panel(gauge("grad_norm"))    # title "Gradient norm", description "Norm of the gradient before clipping."
     panel(gauge("loss"), gauge("full_valid_loss"), title="Loss")    # legends "train", "validation"
 
 A query has one series for each combination of the labels in `by`: by default `job` and the placeholders in the name.
-The viewer chooses `$job`, `$endpoint`, and the windows of averages on the page: `$steps` for what is recorded once a
-step, `$window` for the rest. Legends name the job only where a page shows several.
+The viewer selects `$job`, `$endpoint` and the averaging windows: `$steps` for metrics recorded once per step, `$window`
+for all others. Legends name the job only if the dashboard shows several jobs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agent_rft.metrics.metric import Metric
 Labels = tuple[str, ...]
 WINDOW, STEPS = "$window", "$steps"
 CHOSEN = {"job": 'job=~"$job"', "endpoint": 'endpoint=~"$endpoint"'}
-"""What the viewer's choice selects, for queries with these labels."""
+"""Matchers for the viewer's selection, by label."""
 
 _STARTED = 'max_over_time(process_start_time_seconds{process="driver"}[$__range])'
 _DRIVERS = f"last_over_time({samples('disk_total_bytes')}[$__range])"
@@ -32,7 +32,7 @@ JOBS = Variable(
     f"query_result(sort_desc(max by (job) ({_STARTED} and on (job, process) {_DRIVERS})))",
     regex='/job="([^"]+)"/',
 )
-"""The jobs of the shown time, the one that started last first."""
+"""Jobs in the shown time range, the most recently started first."""
 ENDPOINTS = Variable("endpoint", f"label_values({samples('endpoint/<endpoint>/calls', CHOSEN['job'])}, endpoint)")
 ANNOTATIONS = (
     Query(f"increase({samples('time_checkpoint_s', CHOSEN['job'], part='count')}[1m]) > 0", "checkpoint"),
@@ -42,14 +42,14 @@ ANNOTATIONS = (
 _UNITS = {"s": "s", "bytes": "bytes", "share": "percentunit"} | dict.fromkeys(
     ("", "nats", "steps", "engines", "jobs"), "none"
 )
-"""Grafana's units by ours; other counts are `short`, which abbreviates thousands."""
+"""Grafana's units by our units; other counts are `short`, which abbreviates thousands."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricQuery:
-    """A PromQL expression over one listed metric, and how it is shown.
+    """PromQL expression over one listed metric, with its display options.
 
-    `title` is for a panel that shows this metric only; `series` names the metric beside others in a panel. `statistic`,
+    `title` is for a panel that shows only this metric; `series` names the metric in a panel with several. `statistic`,
     such as `p95`, is always part of the legend. `unit` is Grafana's.
     """
 
@@ -62,7 +62,7 @@ class MetricQuery:
     statistic: str = ""
 
     def legend(self, series: str = "", *, many_jobs: bool = False) -> str:
-        """The legend's template: the statistic, the series, and the labels, the job last if there are many."""
+        """Return the legend template: statistic, series and labels, with the job last if there are many."""
         labels = [label for label in reversed(self.by) if label != "job" or many_jobs]
         if not series and not labels:
             series = self.series or self.title
@@ -71,41 +71,41 @@ class MetricQuery:
 
 
 def gauge(name: str, by: Labels = (), *, series: str = "") -> MetricQuery:
-    """The values as recorded."""
-    found = _Listed(name, by)
+    """Build a query for the values as recorded."""
+    found = _ListedMetric(name, by)
     return found.query(found.samples(), series=series)
 
 
 def sum_of(name: str, by: Labels = ()) -> MetricQuery:
-    found = _Listed(name, by)
+    found = _ListedMetric(name, by)
     return found.query(f"sum by ({', '.join(found.by)}) ({found.samples()})")
 
 
 def max_of(name: str, by: Labels = ()) -> MetricQuery:
-    found = _Listed(name, by)
+    found = _ListedMetric(name, by)
     return found.query(f"max by ({', '.join(found.by)}) ({found.samples()})")
 
 
 def mean_of(name: str, by: Labels = (), *, series: str = "", window: str = "") -> MetricQuery:
-    """The mean of a histogram's observations in the window; a live one that has few a step needs STEPS."""
-    found = _Listed(name, by, window)
+    """Build a query for a histogram's mean in the window. Live histograms with few values per step need STEPS."""
+    found = _ListedMetric(name, by, window)
     return found.query(f"{found.rate('sum')} / {found.rate('count')}", series=series)
 
 
 def quantile_of(q: float, name: str, by: Labels = ()) -> MetricQuery:
-    """The `q` quantile of a histogram's observations in the window."""
-    found = _Listed(name, by)
+    """Build a query for the `q` quantile of a histogram's observations in the window."""
+    found = _ListedMetric(name, by)
     buckets = rate(found.samples("bucket"), found.window, (*found.by, "le"))
     return found.query(f"histogram_quantile({q:g}, {buckets})", statistic=f"p{q * 100:g}")
 
 
 def rate_of(name: str, by: Labels = (), *, per: Literal["second", "minute"] = "second", where: str = "") -> MetricQuery:
-    """How much a counter grows per `second` or `minute`, of the samples that match `where` (`status="500"`).
+    """Build a query for counter growth per `second` or `minute`, of samples that match `where` (`status="500"`).
 
     Raises:
-        ValueError: the metric is not a counter.
+        ValueError: The metric is not a counter.
     """
-    found = _Listed(name, by, where=where)
+    found = _ListedMetric(name, by, where=where)
     if found.metric.kind != "counter":
         raise ValueError(f"{name} is a {found.metric.kind}, not a counter: it has no rate")
     expr = f"60 * {found.rate()}" if per == "minute" else found.rate()
@@ -114,22 +114,22 @@ def rate_of(name: str, by: Labels = (), *, per: Literal["second", "minute"] = "s
 
 
 def increase_of(name: str, by: Labels = (), *, series: str = "") -> MetricQuery:
-    """How much a counter, or the number of a histogram's observations, has grown in 15 minutes."""
-    found = _Listed(name, by)
+    """Build a query for the growth of a counter, or of a histogram's number of observations, in 15 minutes."""
+    found = _ListedMetric(name, by)
     counted = found.samples("count" if found.metric.kind == "histogram" else None)
     expr = f"sum by ({', '.join(found.by)}) (increase({counted}[15m]))"
     return found.query(expr, title=f"{found.metric.label} in 15 minutes", unit="short", series=series)
 
 
 def share_of_time(name: str, by: Labels = (), *, window: str = "") -> MetricQuery:
-    """The share of the window that a histogram of durations adds up to."""
-    found = _Listed(name, by, window)
+    """Build a query for the sum of a histogram of durations as a share of the window."""
+    found = _ListedMetric(name, by, window)
     return found.query(found.rate("sum"), unit="percentunit")
 
 
 def distribution_of(name: str) -> MetricQuery:
-    """A histogram's observations in the window by bucket, of all chosen jobs together: for a heatmap."""
-    found = _Listed(name, ("le",))
+    """Build a heatmap query: a histogram's observations in the window by bucket, summed over the selected jobs."""
+    found = _ListedMetric(name, ("le",))
     buckets = samples(name, CHOSEN["job"], part="bucket")
     return found.query(f"sum by (le) (increase({buckets}[{found.window}]))", title=f"{found.metric.label} distribution")
 
@@ -148,14 +148,15 @@ def panel(
     alerts: tuple[str, ...] = (),
     **options: Any,
 ) -> Panel:
-    """A panel whose title, unit and description come from the metrics that it shows.
+    """Create a panel whose title, unit and description come from its metrics.
 
-    If it shows several metrics, it needs a `title`; legend and description then name each by its `series`. `about` is
-    put before the description, `unit` replaces theirs, queries in `dashed` come last, and `options` are further fields
-    of Panel. The page shows one job, or `many_jobs`. It draws the thresholds of these `alerts`.
+    A panel with several metrics needs a `title`; legend and description then name each metric by its `series`. `about`
+    precedes the description, `unit` replaces the metrics' unit, queries in `dashed` come last, and `options` are
+    further fields of Panel. `many_jobs`: whether the dashboard shows several jobs. `alerts` are names of alerts whose
+    thresholds the panel draws.
 
     Raises:
-        ValueError: the queries have several units, or several titles and none is given.
+        ValueError: The queries have several units, or several titles without a `title`.
     """
     shown = (*queries, *dashed)
     titles, units = {query.title for query in shown}, {query.unit for query in shown}
@@ -186,14 +187,14 @@ def panel(
 
 
 def _threshold(shown: Alert, *, many_jobs: bool) -> Query:
-    """The threshold of an alert whose series each have their own."""
+    """Return the query for the threshold of an alert that has one threshold per series."""
     chosen = f"({shown.condition.threshold}) and on (job) {samples('disk_total_bytes', CHOSEN['job'])}"
     legend = f"alert {shown.name} {{{{job}}}}" if many_jobs else f"alert {shown.name}"
     return Query(chosen, legend, dashed=True, color=ALERT_COLORS[shown.severity])
 
 
-class _Listed:
-    """A name of the list, resolved, with the labels of a query over it."""
+class _ListedMetric:
+    """Listed metric, found by name, with the labels and the window of a query over it."""
 
     def __init__(self, name: str, by: Labels, window: str = "", where: str = "") -> None:
         found = metric_of(name)
@@ -214,10 +215,10 @@ class _Listed:
         self, expr: str, *, title: str = "", unit: str = "", series: str = "", statistic: str = ""
     ) -> MetricQuery:
         metric = self.metric
-        own = "sci" if metric.pattern.endswith("e}") else _UNITS.get(metric.unit, "short")
+        metric_unit = "sci" if metric.pattern.endswith("e}") else _UNITS.get(metric.unit, "short")
         default = metric.label if self.by == ("job",) else ""  # other labels name the series
-        named = series or metric.series or default
-        return MetricQuery(expr, metric, self.by, title or metric.label, unit or own, named, statistic)
+        shown_series = series or metric.series or default
+        return MetricQuery(expr, metric, self.by, title or metric.label, unit or metric_unit, shown_series, statistic)
 
 
 def _sentence(text: str) -> str:

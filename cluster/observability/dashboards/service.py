@@ -1,4 +1,4 @@
-"""The API server: its requests, its queue of jobs, the models that it serves."""
+"""Service dashboard: requests of the API server, its job queue, and its served models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALL = f"sum({_requests(by=('route',))})"
 _ERRORS = f"(sum({_requests(SERVER_ERROR, by=('route',))}) or vector(0)) / {_ALL}"
 
 
-def _figure(title: str, expr: str, *, unit: str = "none", about: str) -> Panel:
+def _stat_panel(title: str, expr: str, *, unit: str = "none", about: str) -> Panel:
     return Panel(title, (Query(expr, " "),), unit, "stat", 6, height=4, about=about, empty="0")
 
 
@@ -28,21 +28,21 @@ SERVICE_DASHBOARD = Dashboard(
         (
             "Now",
             (
-                _figure("Running jobs", sum_of("api_jobs/running", ("state",)).expr, about="Jobs that train."),
-                _figure(
+                _stat_panel("Running jobs", sum_of("api_jobs/running", ("state",)).expr, about="Jobs that train."),
+                _stat_panel(
                     "Queued jobs", sum_of("api_jobs/queued", ("state",)).expr, about="Jobs that wait for resources."
                 ),
-                _figure(
+                _stat_panel(
                     "Requests per second",
                     _ALL,
                     unit="short",
-                    about="All requests to the API, those of models too.",
+                    about="All requests to the API, including requests to models.",
                 ),
-                _figure(
+                _stat_panel(
                     "Server errors",
                     _ERRORS,
                     unit="percentunit",
-                    about="Share of requests with a status from 500.",
+                    about="Share of requests with a 5xx status.",
                 ),
             ),
         ),
@@ -56,7 +56,7 @@ SERVICE_DASHBOARD = Dashboard(
                 panel(quantile_of(0.95, API_REQUESTS, ("route",))),
                 Panel(
                     "Share of server errors",
-                    (Query(_ERRORS, "status from 500"),),
+                    (Query(_ERRORS, "5xx status"),),
                     "percentunit",
                     alerts=(alert("ServerErrors"),),
                 ),
@@ -67,7 +67,7 @@ SERVICE_DASHBOARD = Dashboard(
                     (Query(api(), "API"),),
                     "none",
                     top=1,
-                    about="1: a replica of the API runs, 0: the last one is gone.",
+                    about="1: a replica of the API runs. 0: the last replica is gone.",
                     alerts=(alert("ApiDown"),),
                 ),
             ),

@@ -1,4 +1,4 @@
-"""Evaluations of the same rows side by side: found, compared, printed, as a page, as an image.
+"""Comparison of evaluations of the same rows: loading, statistics, terminal output, HTML page and image.
 
-The other views know nothing of it.
+The other views do not depend on it.
 """

@@ -1,4 +1,4 @@
-"""The geometry of a comparison's charts, in pixels: what a page draws as SVG, without a script."""
+"""Geometry of a comparison's SVG charts, in pixels; the page needs no script."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from agent_rft.metrics.intervals import Interval
 WIDTH, HEIGHT = 560, 340
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 38
 LABEL = 34
-"""Room for the names of the quadrants, above and below the dots."""
+"""Space for the quadrant names above and below the dots."""
 MOST = 24
-"""Rollouts of this many turns or calls and more are one bar."""
+"""Rollouts with at least this many turns or calls share one bar."""
 BAR_WIDTH = 150
 
 
@@ -40,7 +40,7 @@ class Dot:
 
 @dataclass(frozen=True, slots=True)
 class Corner:
-    """The name of a quadrant and its number of rows."""
+    """Name of a quadrant with its number of rows."""
 
     x: float
     y: float
@@ -50,7 +50,7 @@ class Corner:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """Change of reward (up) against change of calls (right), one dot for the rows that have both equal."""
+    """Change of reward (y) against change of calls (x); rows with equal changes share a dot."""
 
     x_zero: float
     y_zero: float
@@ -72,9 +72,9 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Shares of rollouts by their number of turns or calls (`unit`), a bar for each side.
+    """Shares of rollouts by their number of turns or calls (`unit`), one bar per side.
 
-    Of each side, 95 % have at most `p95`.
+    `p95` is the 95th percentile of each side.
     """
 
     unit: str
@@ -86,7 +86,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The validations of a side's run, as an SVG polyline's points and as dots."""
+    """Validations of a side's run, as SVG polyline points and as dots."""
 
     side: int
     points: str
@@ -95,7 +95,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Rewards of the validation file by steps."""
+    """Validation rewards by step."""
 
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
@@ -104,7 +104,7 @@ class Curves:
 
 @dataclass(frozen=True, slots=True)
 class IntervalBar:
-    """A change with its interval on a line whose middle, `zero`, stands for 0."""
+    """Change with its interval on a line whose middle, `zero`, represents 0."""
 
     zero: float
     low: float
@@ -113,12 +113,12 @@ class IntervalBar:
 
 
 def scatter(rows: Sequence[Row], side: int, quadrants: Counter[tuple[int, int]]) -> Scatter:
-    """The rows of a side by what changed from the first."""
+    """Return the rows of a side by their changes from the first side."""
     found = Counter((row.change("tool_calls", side), row.change("reward", side)) for row in rows)
-    x_most = _round_up(max(1.0, *(abs(x) for x, _ in found)))
-    y_most = _round_up(max(0.1, *(abs(y) for _, y in found)))
+    x_max = _round_up(max(1.0, *(abs(x) for x, _ in found)))
+    y_max = _round_up(max(0.1, *(abs(y) for _, y in found)))
     x_zero, y_zero = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
-    x_unit, y_unit = (WIDTH - RIGHT - x_zero - 18) / x_most, (y_zero - TOP - LABEL) / y_most
+    x_unit, y_unit = (WIDTH - RIGHT - x_zero - 18) / x_max, (y_zero - TOP - LABEL) / y_max
     dots = [
         Dot(
             x_zero + x * x_unit,
@@ -144,15 +144,15 @@ def scatter(rows: Sequence[Row], side: int, quadrants: Counter[tuple[int, int]])
     return Scatter(
         x_zero,
         y_zero,
-        tuple(Tick(x_zero + f * x_most * x_unit, f"{f * x_most:+g}" if f else "0") for f in fractions),
-        tuple(Tick(y_zero - f * y_most * y_unit, f"{f * y_most:+g}" if f else "0") for f in fractions),
+        tuple(Tick(x_zero + f * x_max * x_unit, f"{f * x_max:+g}" if f else "0") for f in fractions),
+        tuple(Tick(y_zero - f * y_max * y_unit, f"{f * y_max:+g}" if f else "0") for f in fractions),
         tuple(dots),
         tuple(corners),
     )
 
 
 def histogram(comparison: Comparison, metric: Literal["turns", "tool_calls"]) -> Histogram:
-    """How many turns or calls the rollouts of each side take: the tail, which a mean hides."""
+    """Return the distribution of turns or calls per side, including the tail, which a mean hides."""
     unit = "turn" if metric == "turns" else "call"
     found = [
         [int(rollout.measures[metric]) for row in comparison.rows for rollout in row.rollouts[side]]
@@ -160,10 +160,10 @@ def histogram(comparison: Comparison, metric: Literal["turns", "tool_calls"]) ->
     ]
     counts = [Counter(min(MOST, value) for value in values) for values in found]
     first, last = min(min(count) for count in counts), max(max(count) for count in counts)
-    most = _round_up(max(max(count.values()) / count.total() for count in counts))
+    highest = _round_up(max(max(count.values()) / count.total() for count in counts))
     slot = (WIDTH - LEFT - RIGHT) / (last - first + 1)
     width = min(36.0, 0.8 * slot / len(counts))
-    bottom, height = HEIGHT - BOTTOM, (HEIGHT - BOTTOM - TOP) / most
+    bottom, height = HEIGHT - BOTTOM, (HEIGHT - BOTTOM - TOP) / highest
     bars = []
     for value in range(first, last + 1):
         middle = LEFT + (value - first + 0.5) * slot
@@ -174,15 +174,15 @@ def histogram(comparison: Comparison, metric: Literal["turns", "tool_calls"]) ->
             bars.append(Bar(x, bottom - share * height, width - 1, share * height, side, title))
     step = max(1, math.ceil((last - first + 1) / 12))
     x_ticks = [Tick(LEFT + (v - first + 0.5) * slot, _number(v)) for v in range(first, last + 1, step)]
-    y_ticks = [Tick(bottom - f * most * height, f"{f * most:.0%}") for f in (0.0, 0.5, 1.0)]
-    kept = tuple(bar for bar in bars if bar.height)
+    y_ticks = [Tick(bottom - f * highest * height, f"{f * highest:.0%}") for f in (0.0, 0.5, 1.0)]
+    visible = tuple(bar for bar in bars if bar.height)
     return Histogram(
-        f"{unit}s", tuple(float(np.percentile(values, 95)) for values in found), tuple(x_ticks), tuple(y_ticks), kept
+        f"{unit}s", tuple(float(np.percentile(values, 95)) for values in found), tuple(x_ticks), tuple(y_ticks), visible
     )
 
 
 def curves(sides: Sequence[Side]) -> Curves | None:
-    """How runs learned, one curve a run; None unless two of the runs were validated more than once."""
+    """Return one validation curve per run; None unless two of the runs were validated more than once."""
     runs = dict[str, int]()
     for number, side in enumerate(sides):
         if len(side.validations) > 1:
@@ -198,30 +198,30 @@ def curves(sides: Sequence[Side]) -> Curves | None:
     def at(reward: float) -> float:
         return bottom - (reward - low) / span * (bottom - TOP - 6)
 
-    drawn = list[Curve]()
+    run_curves = list[Curve]()
     for number in runs.values():
         dots = tuple(
             Dot(LEFT + step * x_unit, at(reward), 3, f"{sides[number].label}, step {step}: reward {reward:.3f}", "")
             for step, reward in sides[number].validations
         )
-        drawn.append(Curve(number, " ".join(f"{dot.x:.1f},{dot.y:.1f}" for dot in dots), dots))
+        run_curves.append(Curve(number, " ".join(f"{dot.x:.1f},{dot.y:.1f}" for dot in dots), dots))
     steps = sorted({round(share * last) for share in (0.0, 0.25, 0.5, 0.75, 1.0)})
     return Curves(
         tuple(Tick(LEFT + step * x_unit, str(step)) for step in steps),
         tuple(Tick(at(low + share * span), f"{low + share * span:.3g}") for share in (0.0, 0.5, 1.0)),
-        tuple(drawn),
+        tuple(run_curves),
     )
 
 
 def interval_bar(interval: Interval) -> IntervalBar | None:
-    """The interval in a cell of a table; None if it has no bounds."""
-    most = max(abs(interval.low), abs(interval.high), 1e-12)
-    if not math.isfinite(most) or interval.low == interval.high == 0.0:
+    """Return the bar of an interval in a table cell; None if it is not finite or exactly 0."""
+    largest = max(abs(interval.low), abs(interval.high), 1e-12)
+    if not math.isfinite(largest) or interval.low == interval.high == 0.0:
         return None
     middle = BAR_WIDTH / 2
 
     def at(value: float) -> float:
-        return middle + value / most * (middle - 6)
+        return middle + value / largest * (middle - 6)
 
     return IntervalBar(middle, at(interval.low), at(interval.high), at(interval.mean))
 
@@ -231,6 +231,6 @@ def _number(value: int) -> str:
 
 
 def _round_up(value: float) -> float:
-    """The next of 1, 2, 4, 5, 10 times a power of ten: ends and middles of an axis are short numbers."""
+    """Round up to 1, 2, 4, 5 or 10 times a power of ten, so that axes end at short numbers."""
     power: float = 10.0 ** math.floor(math.log10(value))
     return next(factor * power for factor in (1, 2, 4, 5, 10) if factor * power >= value * (1 - 1e-9))

@@ -1,4 +1,4 @@
-"""Finds a checkpoint that is as good as the best one by the validation file, and calls fewer tools: users wait less."""
+"""Search for a checkpoint that validates as well as the best one with fewer tool calls, so that users wait less."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from agent_rft.trainer.loop.checkpoint import best_checkpoint, checkpoints_in
 
 
 def fewer_calls(run: RunFolder) -> FewerCalls | None:
-    """The checkpoint with the fewest calls of those whose reward may be the best one's, if it surely has fewer.
+    """Return the checkpoint with the fewest calls among those as good as the best one, or None if no other is.
 
-    Each row is compared with itself: the interval of the change of reward includes 0, that of calls lies below it.
+    Each row is compared with itself: the interval of the reward change includes 0, and the interval of the change in
+    calls lies below 0.
     """
     try:
         best = best_checkpoint(run.checkpoints)
         others = [state.step for _, state in checkpoints_in(run.checkpoints) if state.offered]
         names = set(run.rollout_names())
-        if best is None or _name(best[1].step) not in names:
+        if best is None or _validation_name(best[1].step) not in names:
             return None
-        first = _side(run, best[1].step)
-        steps = [step for step in others if step != best[1].step and _name(step) in names]
-        found = [_against(first, best[1].step, _side(run, step), step) for step in steps]
-    except UserError:  # damaged files, which are told where they are used
+        first = _read_step(run, best[1].step)
+        steps = [step for step in others if step != best[1].step and _validation_name(step) in names]
+        found = [_compare_steps(first, best[1].step, _read_step(run, step), step) for step in steps]
+    except UserError:  # damaged files are reported when they are used
         return None
     return min(filter(None, found), key=lambda event: event.tool_calls, default=None)
 
 
-def _against(best: Side, best_step: int, other: Side, step: int) -> FewerCalls | None:
+def _compare_steps(best: Side, best_step: int, other: Side, step: int) -> FewerCalls | None:
     comparison = compare_sides([best, other], 0)
     changes: dict[str, Change] = {change.name: change for change in comparison.against[0].changes}
     reward, calls = changes["reward"], changes["tool_calls"]
@@ -45,9 +46,9 @@ def _against(best: Side, best_step: int, other: Side, step: int) -> FewerCalls |
     )
 
 
-def _name(step: int) -> str:
+def _validation_name(step: int) -> str:
     return f"validation-{step:06d}"
 
 
-def _side(run: RunFolder, step: int) -> Side:
-    return read_side(f"step {step}", str(run.path), run, _name(step))
+def _read_step(run: RunFolder, step: int) -> Side:
+    return read_side(f"step {step}", str(run.path), run, _validation_name(step))

@@ -1,8 +1,8 @@
-"""Evaluations of the same rows side by side: what has changed, by how much, and how sure that is.
+"""Statistics of a comparison: changes between evaluations of the same rows, with confidence intervals.
 
-All is paired: each row is compared with itself, by its id, and a row with several samples counts once, by their means.
-What has no finite grade and reward is as good as not graded. Intervals are those of
-`agent_rft.metrics.intervals`.
+All statistics are paired: each row is compared with itself, by id. A row with several samples counts once, by their
+means. Rollouts without a finite grade and reward count as not graded. `agent_rft.metrics.intervals` computes the
+intervals.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from agent_rft.metrics.metric import Metric
 
 Verdict = Literal["better", "worse", "unclear", "same"]
 NO_TOOL = "(none)"
-"""The first and last tool of a rollout without calls."""
+"""Name in place of the first and last tool of a rollout without calls."""
 REWARD: Mapping[int, str] = {1: "reward up", 0: "same reward", -1: "reward down"}
 CALLS: Mapping[int, str] = {-1: "fewer calls", 0: "as many calls", 1: "more calls"}
-"""The quadrants' parts, by the sign of the change."""
+"""Names of the quadrants, by the sign of the change."""
 SLOW: Final = "slow_share"
-"""The measure that a wanted latency adds: the share of a row's rollouts that take longer."""
+"""Additional measure if there is a target latency: the share of a row's rollouts that exceed it."""
 BEST: Final = "best_of_"
-"""With k samples a row, `best_of_k`."""
+"""Prefix of the measure `best_of_k`, with k samples per row."""
 EQUAL = 1e-9
-"""Rounding of means: smaller changes are none."""
+"""Rounding error of means; smaller changes count as 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row that all sides have graded: its rollouts at each side, and the means of what is compared of them.
+    """Row that all sides have graded, with its rollouts and the means of their measures at each side.
 
-    If each row has at least k rollouts at each side, k > 1, there is also `best_of_k`: the best grade of the first k.
+    If each row has at least k > 1 rollouts at each side, `means` includes `best_of_k`, the best grade of the first k.
     """
 
     row_id: str
@@ -49,7 +49,7 @@ class Row:
     means: tuple[Mapping[str, float], ...]
 
     def change(self, name: str, side: int) -> float:
-        """From the first side to another one."""
+        """Return the change of a measure from the first side to `side`."""
         difference = self.means[side][name] - self.means[0][name]
         return difference if abs(difference) > EQUAL else 0.0
 
@@ -70,7 +70,7 @@ class Change:
 
     @property
     def verdict(self) -> Verdict:
-        """Better or worse only where the interval excludes 0."""
+        """Verdict on the change; better or worse only if the interval excludes 0."""
         low, high, better = self.interval.low, self.interval.high, self.metric.better
         if self.interval.mean == 0.0 and not low < high:
             return "same"
@@ -88,7 +88,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """How the rollouts of a side use a tool: calls per rollout, shares of failed and repeated calls and of rollouts."""
+    """Use of a tool at one side.
+
+    `calls` are per rollout; `failed` and `repeated` are shares of the tool's calls; `first` and `last` are shares of
+    rollouts that start or end with the tool.
+    """
 
     calls: float
     failed: float
@@ -99,7 +103,7 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A side's rollouts of the compared rows. `tools` has NO_TOOL only with the rollouts that call none."""
+    """Statistics of a side's rollouts of the compared rows. `tools` has NO_TOOL if some rollouts call no tool."""
 
     num_rollouts: int
     means: Mapping[str, float]
@@ -111,7 +115,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """Another side against the first. `quadrants` counts rows by the signs of the changes of reward and of calls."""
+    """Another side compared with the first. `quadrants` counts rows by the signs of the changes in reward and calls."""
 
     changes: tuple[Change, ...]
     quadrants: Counter[tuple[int, int]]
@@ -121,9 +125,10 @@ class Against:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Several sides, the first of which is the one that the others are compared with.
+    """Comparison of several sides with the first one.
 
-    `only` are the ids of rows of a side that another side does not have, `ungraded` those that it has not graded.
+    For each side, `only` has the ids of its rows that another side lacks, and `ungraded` the ids of shared rows that it
+    has not graded.
     """
 
     sides: tuple[Side, ...]
@@ -143,9 +148,9 @@ class Comparison:
 
 
 def compare_sides(sides: Sequence[Side], num_shown: int, target_s: float | None = None) -> Comparison:
-    """Compare other sides with the first; `num_shown` is the number of rows that gained and lost most.
+    """Compare other sides with the first; `num_shown` limits the lists of rows that gained and lost most.
 
-    With `target_s`, the wanted model and tool time of a rollout, the share of slower ones is compared, too.
+    With `target_s`, a target for the model and tool time of a rollout, the share of slower rollouts is compared too.
 
     Raises:
         UserError: No row was graded at all sides.
@@ -157,7 +162,7 @@ def compare_sides(sides: Sequence[Side], num_shown: int, target_s: float | None 
         raise _nothing_shared(sides, found, shared)
     k = min(len(rows[row_id].rollouts) for rows in found for row_id in graded)
     rows = tuple(_row(row_id, [rows[row_id] for rows in found], k, target_s) for row_id in graded)
-    metrics = {name: EVALUATION[name] for name in MEASURES if _having(rows, name)}
+    metrics = {name: EVALUATION[name] for name in MEASURES if _rows_with(rows, name)}
     if k > 1:
         metrics[f"{BEST}{k}"] = Metric(f"best of {k}", "", "mean over rows of their best grade", better=1)
     if target_s is not None:
@@ -181,16 +186,16 @@ def _nothing_shared(sides: Sequence[Side], found: Sequence[Mapping[str, Graded]]
         f"{side.label} has {len(rows)} rows ({side.name})" for side, rows in zip(sides, found, strict=True)
     )
     if shared:
-        why = f"no row was graded at all sides, of the {len(shared)} that they share"
-        return UserError(f"{why}: {counts}; see why with agent-rft traces RUN --name NAME")
+        problem = f"none of the {len(shared)} shared rows was graded at all sides"
+        return UserError(f"{problem}: {counts}. Read the errors with agent-rft traces RUN --name NAME.")
     return UserError(
-        f"different rows were graded: {counts}; a row is known by its line and content. Grade the same file with both: "
-        "agent-rft eval JOB --file test_file --model FOLDER, or give two folders of models with --job JOB"
+        f"the sides graded different rows: {counts}. Rows match if line and content are equal. Grade the same file "
+        "with both: agent-rft eval JOB --file test_file --model FOLDER, or give two model folders with --job JOB."
     )
 
 
 def _row(row_id: str, graded: Sequence[Graded], k: int, target_s: float | None) -> Row:
-    rollouts = tuple(one.rollouts for one in graded)
+    rollouts = tuple(side.rollouts for side in graded)
     return Row(row_id, graded[0].question, rollouts, tuple(_means(side, k, target_s) for side in rollouts))
 
 
@@ -204,13 +209,13 @@ def _means(rollouts: Sequence[Brief], k: int, target_s: float | None) -> dict[st
 
 
 def _mean(values: Iterable[float]) -> float:
-    """Of those that are there; NaN without any."""
+    """Return the mean of the available values; NaN if there are none."""
     found = [value for value in values if not math.isnan(value)]
     return fmean(found) if found else math.nan
 
 
-def _having(rows: Sequence[Row], name: str) -> list[Row]:
-    """The rows that have this measure at all sides: the held-out grader may have failed."""
+def _rows_with(rows: Sequence[Row], name: str) -> list[Row]:
+    """Return the rows that have this measure at all sides; it is missing where the held-out grader failed."""
     return [row for row in rows if not any(math.isnan(means[name]) for means in row.means)]
 
 
@@ -229,14 +234,14 @@ def _against(rows: Sequence[Row], side: int, metrics: Mapping[str, Metric], num_
 
 
 def _change(rows: Sequence[Row], side: int, name: str, metric: Metric) -> Change:
-    before, found = ([row.means[i][name] for row in _having(rows, name)] for i in (0, side))
+    before, found = ([row.means[i][name] for row in _rows_with(rows, name)] for i in (0, side))
     after = [old if abs(new - old) <= EQUAL else new for old, new in zip(before, found, strict=True)]
     interval = paired_bootstrap(before, after, _bounds(name, (*before, *after)))
     return Change(name, fmean(before), fmean(after), interval, metric)
 
 
 def _bounds(name: str, values: Sequence[float]) -> tuple[float, float] | None:
-    """The least and greatest possible value, if they are known; of counts, which are often all equal, those seen."""
+    """Return the range of possible values, or None if unknown. Counts range from 0 to the largest observed value."""
     if name in ("grade", HELD_OUT, "reward", SLOW) or name.startswith(BEST):
         return GRADES if all(0 <= value <= 1 for value in values) else None
     return (0.0, max(values)) if name in ("tool_calls", "turns") else None
@@ -253,7 +258,7 @@ def _summary(rows: Sequence[Row], side: int, metrics: Mapping[str, Metric]) -> S
     rollouts = [rollout for row in rows for rollout in row.rollouts[side]]
     return Summary(
         num_rollouts=len(rollouts),
-        means={name: fmean(row.means[side][name] for row in _having(rows, name)) for name in metrics},
+        means={name: fmean(row.means[side][name] for row in _rows_with(rows, name)) for name in metrics},
         turns_p95=float(np.percentile([rollout.measures["turns"] for rollout in rollouts], 95)),
         busy_p95_s=float(np.percentile([rollout.measures["busy_s"] for rollout in rollouts], 95)),
         repeated=sum(len(rollout.repeated) for rollout in rollouts) / len(rollouts),
@@ -287,7 +292,7 @@ def _tools(rollouts: Sequence[Brief]) -> dict[str, ToolUse]:
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """All numbers, and each compared row with its means and trace ids at each side."""
+    """Return all statistics, and each compared row with its means and trace ids at each side."""
     return {
         "sides": [
             {"label": side.label, "run": side.run, "name": side.name}

@@ -1,4 +1,4 @@
-"""A comparison as one HTML page: no network, no script; and that page as an image, by a Chromium that is installed."""
+"""HTML page of a comparison, without network or script, and its image rendered by an installed Chromium."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ PNG_WIDTH = 1240
 
 
 def write_page(comparison: Comparison, path: Path, *, with_traces: bool = True) -> None:
-    """Write the page, whole or not at all.
+    """Write the page atomically.
 
     Raises:
-        UserError: It cannot be written.
+        UserError: The file cannot be written.
     """
     rows = sorted(comparison.rows, key=lambda row: row.change("reward", len(comparison.sides) - 1))
     html = page_template("comparison", FUNCTIONS).render(
@@ -67,12 +67,12 @@ def write_png(comparison: Comparison, path: Path, browsers: Sequence[str] = BROW
     """Write the page without traces as an image.
 
     Raises:
-        UserError: There is no Chromium, or it fails.
+        UserError: No Chromium is installed, Chromium fails, or the file cannot be written.
     """
     browser = next(filter(None, map(shutil.which, browsers)), None)
     if browser is None:
-        how = "install Chromium, or open the page of --html in a browser and print it"
-        raise UserError(f"an image needs one of {', '.join(browsers)}, and none is installed: {how}")
+        fix = "Install Chromium, or open the page of --html in a browser and print it."
+        raise UserError(f"an image needs one of {', '.join(browsers)}, and none is installed. {fix}")
     with TemporaryDirectory() as folder:
         page, image = Path(folder) / "page.html", Path(folder) / "page.png"
         write_page(comparison, page, with_traces=False)
@@ -84,7 +84,7 @@ def write_png(comparison: Comparison, path: Path, browsers: Sequence[str] = BROW
         with suppress(subprocess.TimeoutExpired):
             subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=RENDER_S)
         if not image.exists():
-            raise UserError(f"{browser} did not render the page; open that of --html in a browser and print it")
+            raise UserError(f"{browser} did not render the page. Open the page of --html in a browser and print it.")
         try:
             shutil.copyfile(image, path)
         except OSError as error:
@@ -92,7 +92,7 @@ def write_png(comparison: Comparison, path: Path, browsers: Sequence[str] = BROW
 
 
 def _height(comparison: Comparison) -> int:
-    """About the height of the page in pixels."""
+    """Return the approximate height of the page in pixels."""
     sides, others = len(comparison.sides), len(comparison.against)
     measured = len(comparison.against[0].changes)
     tables = 40 * (measured + 3) + 120 * others * (measured > 6) + 40 * sides * len(comparison.tools) + 230 * others

@@ -1,6 +1,6 @@
-"""One evaluation as a comparison needs it: of each rollout some numbers and names, read without holding the rest.
+"""One evaluation in a comparison; only measures and tool names of its rollouts stay in memory.
 
-The tokens and texts of a rollout that is shown are read again from where they are.
+Tokens and text of displayed rollouts are read from their file again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agent_rft.rows.rollout_files import Place
 from agent_rft.types import GroupRequest, Rollout
 
 HELD_OUT: Final = "held_out"
-"""The only measure that a rollout may lack: it is NaN then."""
+"""The only measure that may be missing from a rollout, as NaN."""
 MEASURES: Mapping[str, Callable[[Rollout], float]] = {
     "grade": lambda rollout: rollout.grade.value,
     HELD_OUT: lambda rollout: math.nan if rollout.grade.held_out is None else rollout.grade.held_out,
@@ -30,16 +30,17 @@ MEASURES: Mapping[str, Callable[[Rollout], float]] = {
     "tool_calls": lambda rollout: float(len(rollout.calls)),
     "turns": lambda rollout: float(len(rollout.turns)),
 }
-"""What is compared of a rollout, by the names of EVALUATION."""
+"""Measures of a rollout that are compared, by their names in EVALUATION."""
 QUESTION_CHARS = 300
-"""How much of a row's question is kept; it ends with how much is left out."""
+"""Maximum length of a row's question; a note at its end counts the characters that are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Brief:
-    """What is compared of a rollout. The tuples are names of tools: of all calls in order, of failed, of repeated ones.
+    """Compared data of a rollout: its measures, and the tools of all calls, of failed calls and of repeated calls.
 
-    A call is repeated if the rollout has called the same tool with the same arguments before.
+    A call is repeated if the rollout has called the same tool with the same arguments before. `whole` reads the full
+    rollout.
     """
 
     trace_id: str
@@ -51,7 +52,7 @@ class Brief:
 
     @classmethod
     def of(cls, rollout: Rollout, whole: Callable[[], Rollout]) -> Brief:
-        """`whole` reads the rollout again."""
+        """Create the brief of a rollout; `whole` reads the rollout again."""
         seen: set[tuple[str, str]] = set()
         repeated = []
         for call in rollout.calls:
@@ -61,7 +62,7 @@ class Brief:
         pairs = zip(rollout.calls, rollout.results, strict=True)
         return cls(
             rollout.trace_id,
-            {name: of(rollout) for name, of in MEASURES.items()},
+            {name: measure(rollout) for name, measure in MEASURES.items()},
             calls=tuple(intern(call.name) for call in rollout.calls),
             failed=tuple(intern(call.name) for call, result in pairs if result.error is not None),
             repeated=tuple(repeated),
@@ -71,7 +72,7 @@ class Brief:
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """A row of a side: the beginning of its question, and its rollouts with a finite grade and reward."""
+    """Row of a side: the beginning of its question, and its rollouts with a finite grade and reward."""
 
     question: str
     rollouts: tuple[Brief, ...]
@@ -79,9 +80,9 @@ class Graded:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One evaluation: how the user named it, where it is recorded, and its rows by their ids.
+    """One evaluation: its label, the run and rollout name that recorded it, and its rows by id.
 
-    `validations` are the steps and mean rewards of all validations of its run.
+    `validations` has the step and mean reward of each validation of the run.
     """
 
     label: str
@@ -92,14 +93,14 @@ class Side:
 
 
 def read_side(label: str, shown: str, run: RunFolder, name: str) -> Side:
-    """The rollouts of this name of a run that is called `shown`, read once and in constant memory but for the briefs.
+    """Read the rollouts `name` of a run; only the briefs stay in memory. `shown` is the displayed name of the run.
 
     Raises:
-        FileNotFoundError: No rollouts of that name were written.
-        UserError: The file is damaged or newer.
+        FileNotFoundError: The run has no rollouts with this name.
+        UserError: The file is damaged or from a newer version.
     """
     found = (
-        (request, end if isinstance(end, Rollout) else None, partial(_at, run, name, place))
+        (request, end if isinstance(end, Rollout) else None, partial(_read_rollout, run, name, place))
         for place, request, end in run.read_outcomes(name)
     )
     curve = tuple((step, found.reward) for step, found in run.validations() if math.isfinite(found.reward))
@@ -107,7 +108,7 @@ def read_side(label: str, shown: str, run: RunFolder, name: str) -> Side:
 
 
 def rows_of(found: Iterable[tuple[GroupRequest, Rollout | None, Callable[[], Rollout]]]) -> dict[str, Graded]:
-    """Each row by its id, from requests with each of their rollouts, or with None; groups of one row are one."""
+    """Return rows by id from (request, rollout or None, reader) entries; groups of the same row are merged."""
     rows: dict[str, tuple[str, list[Brief]]] = {}
     for request, rollout, whole in found:
         task = request.task
@@ -118,9 +119,11 @@ def rows_of(found: Iterable[tuple[GroupRequest, Rollout | None, Callable[[], Rol
     return {row_id: Graded(question, tuple(briefs)) for row_id, (question, briefs) in rows.items()}
 
 
-def _at(run: RunFolder, name: str, place: Place) -> Rollout:
+def _read_rollout(run: RunFolder, name: str, place: Place) -> Rollout:
     with suppress(FileNotFoundError, KeyError):
         end = run.outcome_at(name, place)
         if isinstance(end, Rollout):
             return end
-    raise UserError(f"the rollouts {name} of {run.path} were removed or written again meanwhile: compare again")
+    raise UserError(
+        f"the rollouts {name} of {run.path} were removed or rewritten during the comparison. Compare again."
+    )

@@ -1,7 +1,7 @@
-"""Finds the evaluations that are to be compared: a run's newest one of a file, or one that is named.
+"""Evaluations to compare, as given on the command line: the newest one of a run, or one selected by name.
 
-RUN                          the newest of the test file, else of the validation file, whichever all sides have
-RUN:test-before              the rollouts of this name
+RUN                          newest evaluation of the test file, else of the validation file, if all sides have one
+RUN:test-before              rollouts with this name
 checkpoint or model folder   evaluated with a job, unless a run folder has its evaluation already
 """
 
@@ -22,23 +22,23 @@ from agent_rft.errors import MadeBefore, UserError
 from agent_rft.spec.job import JobSpec
 
 FILES = ("test_file", "validation_file", "training_file")
-"""In the order of preference: the test file decides nothing in training."""
+"""Data files in order of preference; the test file does not influence training."""
 ENGINE: Final = ("context_length", "dtype")
-"""Settings of `cluster` that change what a model answers."""
+"""Settings of `cluster` that affect a model's answers."""
 _NAMES = {
     "test_file": r"test-(before|after)|eval-test",
     "validation_file": r"validation-\d+|eval-validation",
     "training_file": r"eval-training",
 }
-"""The names of the rollouts of a file's evaluations."""
+"""Patterns of the rollout names of each file's evaluations."""
 
 Evaluate = Callable[[Path], Path]
-"""Grades a model's folder; returns the run folder."""
+"""Callback that evaluates a model folder and returns the run folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """One side as the user gave it: a path and perhaps the name of rollouts."""
+    """One side as given by the user: a path and an optional rollout name."""
 
     text: str
     path: Path
@@ -46,17 +46,19 @@ class Named:
 
     @classmethod
     def of(cls, text: str, name: str | None) -> Named:
-        """`RUN:NAME`, or a path, for which `name` holds.
+        """Parse `RUN:NAME`, or a path, which takes `name` as its rollout name.
 
         Raises:
-            UserError: There is no such folder.
+            UserError: The folder does not exist.
         """
         path, found = Path(text), name
         if not path.exists():
             before, _, after = text.rpartition(":")
             path, found = Path(before or text), after
         if not path.is_dir():
-            raise UserError(f"there is no folder {path}; give a run's folder, RUN:NAME, or a model's folder with --job")
+            raise UserError(
+                f"the folder {path} does not exist. Give a run folder, RUN:NAME, or a model folder with --job."
+            )
         return cls(text, path, found)
 
     @property
@@ -65,9 +67,9 @@ class Named:
 
 
 def sides_of(texts: Sequence[str], *, name: str | None, file: str | None, evaluate: Evaluate | None) -> list[Side]:
-    """The sides in order; models are graded with `evaluate`.
+    """Read the sides in order; models are evaluated with `evaluate`.
 
-    `name` chooses the rollouts of runs that are given without one; `file` the file whose newest evaluation counts.
+    `name` selects the rollouts of runs given without a name. `file` selects the file whose newest evaluation is used.
 
     Raises:
         UserError: A side has no such evaluation, or cannot be read.
@@ -76,7 +78,9 @@ def sides_of(texts: Sequence[str], *, name: str | None, file: str | None, evalua
     runs = []
     for side in named:
         if side.is_model and evaluate is None:
-            raise UserError(f"{side.path} is a model: give the job whose rows it is to be graded on, --job JOB.yaml")
+            raise UserError(
+                f"{side.path} is a model. Give the job whose rows it should be evaluated on: --job JOB.yaml"
+            )
         runs.append(evaluate(side.path) if side.is_model and evaluate is not None else side.path)
     folders = [open_run(path) for path in runs]
     chosen = file or file_of_all([s.name if not s.is_model else None for s in named], folders)
@@ -93,7 +97,9 @@ def _side(label: str, run: RunFolder, name: str | None, file: str) -> Side:
         found = evaluations_of(run, file)
         if not found:
             has = ", ".join(sorted(names)) or "no rollouts at all"
-            raise UserError(f"{run.path} has no evaluation of its {file}; it has {has}: choose with RUN:NAME or --name")
+            raise UserError(
+                f"{run.path} has no evaluation of its {file}; it has {has}. Choose one with RUN:NAME or --name."
+            )
         name = found[-1]
     elif counted := re.fullmatch(r"(step|validation)-(\d+)", name):
         name = f"{counted[1]}-{int(counted[2]):06d}"
@@ -101,27 +107,27 @@ def _side(label: str, run: RunFolder, name: str | None, file: str) -> Side:
         raise UserError(f"{run.path} has no rollouts named {name!r}; it has {', '.join(sorted(names)) or 'none'}")
     side = read_side(label, str(run.path), run, name)
     if not side.rows:
-        raise UserError(f"the rollouts {name} of {run.path} are damaged: there is no whole row; evaluate again")
+        raise UserError(f"the rollouts {name} of {run.path} are damaged: no row can be read. Evaluate again.")
     return side
 
 
 def evaluations_of(run: RunFolder, file: str) -> list[str]:
-    """The names of a file's evaluations, oldest first."""
+    """Return the names of a file's evaluations, oldest first."""
     return [name for name in run.rollout_names() if re.fullmatch(_NAMES[file], name)]
 
 
 def file_of_all(names: Sequence[str | None], runs: Sequence[RunFolder]) -> str:
-    """The file that every side has an evaluation of: that of a named one, else the first of FILES."""
+    """Return the file of the first named evaluation, else the first of FILES that all sides have evaluated."""
     for name in names:
         for file, pattern in _NAMES.items():
             if name is not None and re.fullmatch(pattern, name):
                 return file
-    open_runs = [run for run, name in zip(runs, names, strict=True) if name is None]
-    return next((file for file in FILES if all(evaluations_of(run, file) for run in open_runs)), FILES[0])
+    unnamed_runs = [run for run, name in zip(runs, names, strict=True) if name is None]
+    return next((file for file in FILES if all(evaluations_of(run, file) for run in unnamed_runs)), FILES[0])
 
 
 def _labels(texts: Sequence[str]) -> list[str]:
-    """The shortest ends that tell the sides apart, such as the names of two evaluations of one run."""
+    """Return the shortest distinct path suffixes, such as the names of two evaluations of one run."""
     parts = [re.split(r"(?<=[/:])", safe_text(text).rstrip("/")) for text in texts]
     for length in range(1, max(map(len, parts)) + 1):
         labels = ["".join(part[-length:]) for part in parts]
@@ -130,29 +136,29 @@ def _labels(texts: Sequence[str]) -> list[str]:
     return [f"{part[-1]} ({number})" for number, part in enumerate(parts, start=1)]
 
 
-# -- evaluations that are there already --------------------------------------------------------------------------------
+# -- existing evaluations ----------------------------------------------------------------------------------------------
 
 
-def _alike(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> bool:
-    """Whether settings are those of a run, which has recorded what `auto` meant."""
+def _matches(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> bool:
+    """Whether settings match the recorded settings of a run; `auto` matches any recorded value."""
     return all(value in ("auto", recorded.get(name)) for name, value in given.items())
 
 
 def recorded_evaluation(runs: Path, job: JobSpec, model: Path, file: str, samples: int) -> Path | None:
-    """The newest run folder in `runs` that has graded this model as the job does: by contents, not by names."""
-    wanted, given = {"model": digest_of(model), file: digest_of(Path(getattr(job, file)))}, plain(public_job(job))
+    """Return the newest run folder in `runs` with an evaluation of this model by this job, compared by content."""
+    expected, given = {"model": digest_of(model), file: digest_of(Path(getattr(job, file)))}, plain(public_job(job))
     name = f"eval-{file.removesuffix('_file')}"
     for path in sorted(runs.glob("*/job.resolved.json"), reverse=True):
         try:
             run = open_run(path.parent)
             found, evaluation = run.job(), run.evaluations().get(name)
         except (MadeBefore, ValueError, TypeError, KeyError, OSError):
-            continue  # not readable: it is graded again
+            continue  # unreadable, so evaluate again
         digests, recorded = found.get("digests", {}), found.get("job", {})
-        same = {field: digests.get(field) for field in wanted} == wanted
+        same = {field: digests.get(field) for field in expected} == expected
         same = same and all(recorded.get(part) == given[part] for part in ("method", "seed"))
-        same = same and _alike(given["model_options"], recorded.get("model_options", {}))
-        same = same and _alike({part: given["cluster"][part] for part in ENGINE}, recorded.get("cluster", {}))
+        same = same and _matches(given["model_options"], recorded.get("model_options", {}))
+        same = same and _matches({part: given["cluster"][part] for part in ENGINE}, recorded.get("cluster", {}))
         if same and evaluation is not None and evaluation.samples == samples:
             return run.path
     return None

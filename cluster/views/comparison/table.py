@@ -1,4 +1,4 @@
-"""Prints a comparison: the change of each measure with its interval, rows by what changed, tools, and single rows."""
+"""Terminal output of a comparison: change of each measure with its interval, rows by change, tools, single rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANSWER_CHARS = 120
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print all parts; texts of rows and models are made safe for a terminal."""
+    """Print all parts; text from rows and models is made safe for a terminal."""
     labels = [side.label for side in comparison.sides]
     console.print(f"[bold]{len(comparison.rows)} rows[/], each compared with itself; 95 % intervals", highlight=False)
     for line in left_out(comparison):
@@ -36,7 +36,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def left_out(comparison: Comparison) -> Iterator[str]:
-    """What was not compared, by side."""
+    """Yield for each side a line about the rows that were not compared."""
     for side, only, ungraded in zip(comparison.sides, comparison.only, comparison.ungraded, strict=True):
         for ids, what in ((only, "only here"), (ungraded, "without a grade here")):
             if ids:
@@ -45,7 +45,7 @@ def left_out(comparison: Comparison) -> Iterator[str]:
 
 
 def measures(comparison: Comparison) -> Iterator[list[tuple[str, Verdict | None]]]:
-    """The lines of the table of measures: label, then for each side its value and, but for the first, its change."""
+    """Yield the lines of the measures table: label, then each side's value and, except for the first, its change."""
     for lines in zip(*(against.changes for against in comparison.against), strict=True):
         first = lines[0]
         yield [
@@ -83,9 +83,7 @@ def _measures(comparison: Comparison) -> Table:
 
 
 def _quadrants(label: str, against: Against) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD, title=Text(f"rows of {label} by what changed", style="bold"), title_justify="left"
-    )
+    table = Table(box=box.SIMPLE_HEAD, title=Text(f"rows of {label} by change", style="bold"), title_justify="left")
     for heading in ("", *CALLS.values()):
         table.add_column(heading, justify="right")
     for sign, name in REWARD.items():
@@ -94,7 +92,7 @@ def _quadrants(label: str, against: Against) -> Table:
 
 
 def _tools(comparison: Comparison) -> Table:
-    """Calls per rollout, shares of failed and repeated calls, and of rollouts that begin or end with the tool."""
+    """Return the table of tools with the statistics of `ToolUse`."""
     table = Table(box=box.SIMPLE_HEAD, title=Text("tools", style="bold"), title_justify="left")
     for heading in ("tool", "", "calls per rollout", "failed", "repeated", "first", "last"):
         table.add_column(heading, justify="left" if heading in ("tool", "") else "right")
@@ -110,7 +108,7 @@ def _tools(comparison: Comparison) -> Table:
 
 
 def path_of(rollout: Brief) -> str:
-    """The tools of a rollout in order, equal ones that follow each other as one: `search x2 → cat → answer`."""
+    """Return the tools of a rollout in order, with repetitions merged: `search x2 → cat → answer`."""
     steps: list[tuple[str, int]] = []
     for name in rollout.calls:
         times = steps.pop()[1] + 1 if steps and steps[-1][0] == name else 1
@@ -133,5 +131,5 @@ def _print_rows(console: Console, heading: str, rows: tuple[Row, ...], number: i
             console.print(Text(safe_text(line), style="dim"), soft_wrap=True)
             run, name = comparison.sides[at].run, comparison.sides[at].name
     shown = f"agent-rft traces {run} --name {name} --row {rows[0].row_id}"
-    console.print(Text(safe_text(f"  whole traces: {shown}"), style="dim"), soft_wrap=True)
+    console.print(Text(safe_text(f"  full traces: {shown}"), style="dim"), soft_wrap=True)
     console.print()

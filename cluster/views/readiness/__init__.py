@@ -1,4 +1,4 @@
-"""What a look before training found, printed and as a page.
+"""Output of a readiness check: terminal text, HTML page and JSON.
 
-What it means is decided in `agent_rft.cluster.readiness`, not here.
+The verdict is computed in `agent_rft.cluster.readiness`.
 """

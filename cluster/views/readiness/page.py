@@ -1,6 +1,6 @@
-"""The findings before training as a page with the variance plot, and as JSON: `readiness.html` and `readiness.json`.
+"""HTML page with the variance plot (`readiness.html`) and JSON (`readiness.json`) of a readiness check.
 
-The page needs no network and no script. Everything that a row says is escaped.
+The page needs no network and no script. All text from rows is escaped.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from agent_rft.problems.readiness import REASONS
 from agent_rft.rows.durable import write_durably
 from agent_rft.spec.job import JobSpec
 
-TITLES = {"train": "Ready to train", "fix_first": "Fix this first", "warm_start": "Warm-start first"}
+TITLES = {"train": "Ready to train", "fix_first": "Fix this first", "warm_start": "Do an SFT warm-up first"}
 SHOWN_ROWS = 500
-"""Rows in the table; the plot and the JSON have all."""
+"""Maximum rows in the table; the JSON has all rows."""
 MAX_MARKS = 600
-"""Rows that are drawn one by one; of more, every n-th is."""
+"""Maximum rows in the plot. If there are more rows, it shows every n-th row."""
 WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM, TOP = 1120, 320, 44, 16, 26, 10
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One row in the plot, in pixels; `low` to `high` is one standard deviation to both sides, within what was seen."""
+    """One row in the plot, in pixels.
+
+    `low` to `high` is one standard deviation on both sides of the mean, within the observed rewards.
+    """
 
     x: float
     mean: float
@@ -43,7 +46,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Rows by mean reward from left to right. `ticks` are (y, label)."""
+    """Variance plot: rows by mean reward from left to right. `ticks` are (y, label)."""
 
     marks: tuple[Mark, ...]
     ticks: tuple[tuple[float, str], ...]
@@ -60,7 +63,7 @@ def page_of(folder: Path) -> Path:
 
 
 def write_page(run: RunFolder, found: Readiness, job: JobSpec) -> Path:
-    """Write both files, each whole or not at all; returns the page's path.
+    """Write the page and the JSON, each atomically; return the page's path.
 
     Raises:
         OSError: The disk is full or read-only.
@@ -80,14 +83,14 @@ def write_page(run: RunFolder, found: Readiness, job: JobSpec) -> Path:
 
 
 def plot_of(rows: Sequence[Row]) -> Plot | None:
-    """The variance plot; None without rows."""
+    """Return the variance plot, or None if there are no rows."""
     if not rows:
         return None
     shown = rows[:: -(-len(rows) // MAX_MARKS)]
-    least, most = min(0.0, *(row.worst for row in rows)), max(1.0, *(row.best for row in rows))
+    lowest, highest = min(0.0, *(row.worst for row in rows)), max(1.0, *(row.best for row in rows))
 
     def y(value: float) -> float:
-        return round(TOP + (HEIGHT - TOP - BOTTOM) * (most - value) / (most - least), 1)
+        return round(TOP + (HEIGHT - TOP - BOTTOM) * (highest - value) / (highest - lowest), 1)
 
     step = (WIDTH - LEFT - RIGHT) / len(shown)
     marks = tuple(
@@ -101,7 +104,7 @@ def plot_of(rows: Sequence[Row]) -> Plot | None:
         )
         for number, row in enumerate(shown)
     )
-    ticks = tuple((y(value), f"{value:.2g}") for value in (least + (most - least) * i / 4 for i in range(5)))
+    ticks = tuple((y(value), f"{value:.2g}") for value in (lowest + (highest - lowest) * i / 4 for i in range(5)))
     return Plot(
         marks,
         ticks,
@@ -111,6 +114,6 @@ def plot_of(rows: Sequence[Row]) -> Plot | None:
 
 
 def _with_code(text: str) -> Markup:
-    """Our own Markdown as HTML: what is between backticks is code."""
+    """Convert our text to HTML; backticks mark code."""
     parts = text.split("`")
     return Markup("").join(Markup("<code>{}</code>").format(p) if i % 2 else escape(p) for i, p in enumerate(parts))

@@ -1,4 +1,4 @@
-"""The findings before training on a terminal."""
+"""Terminal output of a readiness check."""
 
 from __future__ import annotations
 
@@ -17,41 +17,43 @@ COLOURS = {"train": "green", "fix_first": "red", "warm_start": "yellow"}
 
 
 def print_readiness(console: Console, found: Readiness) -> None:
-    """Print the verdict, its reasons with their remedies, the main figures and what to set."""
+    """Print the verdict, the reasons with their fixes, the main figures and the recommended settings."""
 
-    def say(text: str) -> None:
+    def print_line(text: str) -> None:
         console.print(text, soft_wrap=True, highlight=False)
 
-    say(f"[bold {COLOURS[found.verdict]}]{TITLES[found.verdict]}[/] ({found.verdict})")
+    print_line(f"[bold {COLOURS[found.verdict]}]{TITLES[found.verdict]}[/] ({found.verdict})")
     for entry in found.reasons:
         text = REASONS[entry.reason]
         note = "" if text.verdict else "note: "
-        say(f"- {note}{escape(entry.words)} [dim]{escape(f'[{entry.reason}]')}[/]")
+        print_line(f"- {note}{escape(entry.words)} [dim]{escape(f'[{entry.reason}]')}[/]")
         if text.verdict != "train":
-            say(f"    -> {escape(text.remedy)}")
+            print_line(f"    -> {escape(text.remedy)}")
     shares = found.shares
-    say(
+    print_line(
         f"{len(found.rows)} rows, {found.samples} rollouts each: {shares.signal:.0%} with signal, "
         f"{shares.all_wrong:.0%} all wrong, {shares.all_right:.0%} all right, {shares.equal:.0%} equal otherwise"
     )
-    say(escape(f"grade {found.grade}; pass@k: " + ", ".join(f"{entry.k}: {entry.share}" for entry in found.pass_at)))
+    print_line(
+        escape(f"grade {found.grade}; pass@k: " + ", ".join(f"{entry.k}: {entry.share}" for entry in found.pass_at))
+    )
     sizes = (f"{e.size}: {e.low:.0%}" + (f" to {e.high:.0%}" if e.high > e.low else "") for e in found.group_signal)
-    say("groups with signal by size: " + ", ".join(sizes))
+    print_line("groups with signal by size: " + ", ".join(sizes))
     if found.behaviour is not None:
-        _print_behaviour(say, found.behaviour)
+        _print_behavior(print_line, found.behaviour)
     for setting in found.settings:
-        say(f"set {escape(setting.setting)}: {setting.value:g} ({escape(setting.why)})")
+        print_line(f"set {escape(setting.setting)}: {setting.value:g} ({escape(setting.why)})")
     took = "" if found.estimate.sampling_s is None else f"; sampling takes about {duration(found.estimate.sampling_s)}"
     useful = f"about {found.estimate.useful_groups:.1f} groups with signal in each"
-    say(f"estimate of a training: {found.estimate.steps} steps, {useful}{took}")
+    print_line(f"estimated training run: {found.estimate.steps} steps, {useful}{took}")
 
 
-def _print_behaviour(say: Callable[[str], None], did: Behaviour) -> None:
+def _print_behavior(print_line: Callable[[str], None], did: Behaviour) -> None:
     ended = ", ".join(f"{kind} {share:.0%}" for kind, share in did.ended.items())
-    say(
+    print_line(
         f"{did.calls.mean:.1f} tool calls, {did.turns.mean:.1f} turns, {did.sampled_tokens.mean:.0f} sampled tokens, "
-        f"{did.busy_s.median:.1f} s (P95 {did.busy_s.p95:.1f} s) a rollout; ended by {ended}"
+        f"{did.busy_s.median:.1f} s (P95 {did.busy_s.p95:.1f} s) per rollout; ended by {ended}"
     )
     for tool in did.tools:
         latency = f"{tool.latency_s.median:.2f} s, P95 {tool.latency_s.p95:.2f} s"
-        say(f"tool {escape(tool.name)}: {tool.calls} calls, {tool.errors} errors, {latency}")
+        print_line(f"tool {escape(tool.name)}: {tool.calls} calls, {tool.errors} errors, {latency}")

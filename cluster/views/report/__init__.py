@@ -1,1 +1,1 @@
-"""The report of a run as one page: its curves, its changes, and each row with its rollouts."""
+"""HTML report of a run: charts, changes, and each row with its rollouts."""

@@ -1,4 +1,4 @@
-"""The charts of a report as plotly.js data; `agent_rft.metrics` defines which metrics share a chart."""
+"""Charts of a report as plotly.js data; `agent_rft.metrics` defines which metrics share a chart."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from agent_rft.types import Evaluation
 
 Steps = Sequence[Mapping[str, float]]
 COLOURS = ("#4c78d8", "#e0803a", "#3aa36f", "#b05fc0", "#c9a227", "#d1495b", "#3aa6b9", "#8a8f98")
-"""Distinguishable with colour blindness, and visible on light and dark backgrounds."""
+"""Distinguishable for color-blind readers, and visible on light and dark backgrounds."""
 
 
 def figures(section: Literal["agent", "training"], steps: Steps) -> list[dict[str, Any]]:
-    """{title, unit, data, layout} for plotly.js, for each chart of a section that has data."""
+    """Return a figure for plotly.js (title, unit, data, layout, summary) for each chart of a section that has data."""
     made = []
     for key, chart in CHARTS.items():
-        drawn = {name: metric for name, metric in METRICS.items() if metric.chart == key}
-        series = [pair for name, metric in drawn.items() for pair in _members(name, metric.series, steps)]
+        charted = {name: metric for name, metric in METRICS.items() if metric.chart == key}
+        series = [pair for name, metric in charted.items() for pair in _members(name, metric.series, steps)]
         if series and chart.section == section:
-            is_family = any("<" in name for name in drawn)
+            is_family = any("<" in name for name in charted)
             made.append(_figure(chart, [_curve(chart, steps, *pair) for pair in series], legend=is_family))
     return made
 
@@ -32,8 +32,8 @@ def figures(section: Literal["agent", "training"], steps: Steps) -> list[dict[st
 def quality(
     steps: Steps, validations: Sequence[tuple[int, Evaluation]], tests: Sequence[tuple[int, Evaluation]]
 ) -> list[dict[str, Any]]:
-    """The chart of grades and reward in training, validation and test; error bars are 95 % confidence intervals."""
-    reads = "a train curve that rises alone means that rows are memorized; bars are 95 % intervals"
+    """Return the chart of grades and rewards in training, validation and test, with 95 % confidence intervals."""
+    reads = "if only the train curve rises, the model memorizes rows; bars are 95 % intervals"
     chart = Chart("Grade and reward", reads, scale="fitted")
     curves = [
         _curve(chart, steps, name, METRICS[name].label) | {"line": {"width": 1.5, "dash": dash}, "opacity": 0.75}
@@ -52,7 +52,7 @@ def quality(
         diamonds = {"mode": "markers", "marker": {"size": 10, "symbol": "diamond"}}
         curves.append(_points("test grade", x, [test for _, test in tests]) | diamonds)
     measured = sorted(curves, key=lambda curve: curve["name"] != METRICS["full_valid_mean_grade"].label)
-    return [_figure(chart, curves) | {"says": _says(chart, measured[:1])}] if curves else []
+    return [_figure(chart, curves) | {"summary": _summary(chart, measured[:1])}] if curves else []
 
 
 def _points(name: str, x: list[int], evaluations: list[Evaluation]) -> dict[str, Any]:
@@ -78,14 +78,14 @@ def _points(name: str, x: list[int], evaluations: list[Evaluation]) -> dict[str,
 
 
 def _members(metric: str, label: str, steps: Steps) -> list[tuple[str, str]]:
-    """(name, label) of the recorded metrics that match a name or a family such as `tool/<tool>/errors`."""
+    """Return (name, label) of the recorded metrics that match a name or a family such as `tool/<tool>/errors`."""
     pattern = re.compile(re.sub(r"<\w+>", "(.+)", metric) + "$")
     names = sorted({name for step in steps for name in step if pattern.match(name)})
     return [(name, "".join(pattern.findall(name)) if pattern.groups else label) for name in names]
 
 
 def _curve(chart: Chart, steps: Steps, name: str, label: str) -> dict[str, Any]:
-    counted = chart.kind != "lines"  # a count that was not recorded is 0
+    counted = chart.kind != "lines"  # missing counts are 0
     curve: dict[str, Any] = {
         "name": label,
         "x": [step["step"] for step in steps],
@@ -98,11 +98,11 @@ def _curve(chart: Chart, steps: Steps, name: str, label: str) -> dict[str, Any]:
 
 
 def _figure(chart: Chart, curves: list[dict[str, Any]], *, legend: bool = False) -> dict[str, Any]:
-    """A chart; `legend` shows the legend even if there is only one curve."""
-    for curve, colour in zip(curves, cycle(COLOURS), strict=False):
-        curve["marker"] = {"color": colour} | curve.get("marker", {})
+    """Return a chart; `legend` shows the legend even if there is only one curve."""
+    for curve, color in zip(curves, cycle(COLOURS), strict=False):
+        curve["marker"] = {"color": color} | curve.get("marker", {})
         if curve.get("type") != "bar":
-            curve["line"] = {"color": colour} | curve["line"]
+            curve["line"] = {"color": color} | curve["line"]
     first, last = min(min(curve["x"]) for curve in curves), max(max(curve["x"]) for curve in curves)
     layout = {
         "barmode": "stack",
@@ -115,11 +115,17 @@ def _figure(chart: Chart, curves: list[dict[str, Any]], *, legend: bool = False)
             "rangemode": "tozero" if chart.scale == "from zero" else "normal",
         },
     }
-    return {"title": chart.title, "unit": chart.unit, "data": curves, "layout": layout, "says": _says(chart, curves)}
+    return {
+        "title": chart.title,
+        "unit": chart.unit,
+        "data": curves,
+        "layout": layout,
+        "summary": _summary(chart, curves),
+    }
 
 
-def _says(chart: Chart, curves: Sequence[Mapping[str, Any]]) -> str:
-    """One sentence: from where to where it went, if that is one number, and how the chart is read."""
+def _summary(chart: Chart, curves: Sequence[Mapping[str, Any]]) -> str:
+    """Return one sentence: the first and last value, if the chart shows a single number, and how to read the chart."""
     stacked = chart.kind == "area"
     points = [
         y
@@ -128,7 +134,7 @@ def _says(chart: Chart, curves: Sequence[Mapping[str, Any]]) -> str:
     ]
     went = ""
     if len(points) > 1 and (stacked or len(curves) == 1):
-        part = max(1, len(points) // 5)  # a single step says little
+        part = max(1, len(points) // 5)  # a single step is too noisy
         form = "{:.0%}" if "%" in chart.ticks else "{:.3g}"
         name = f"{curves[0]['name']} from " if len(curves) == 1 and chart.scale == "fitted" else "from "
         first, last = (form.format(fmean(some)) for some in (points[:part], points[-part:]))

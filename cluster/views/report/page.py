@@ -1,6 +1,6 @@
-"""The HTML report of a run: one file that needs no network and executes nothing that a model or tool wrote.
+"""HTML report of a run: one file that needs no network and never executes text from models or tools.
 
-Every part is optional: aborted runs, runs of one step and runs without a test or validation file have a report too.
+Every part is optional, so aborted runs, single-step runs and runs without a test or validation file have a report too.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from agent_rft.run_events import RunEvent
 from agent_rft.types import Evaluation, Group
 
 Graded = tuple[str, Sequence[Group]]
-"""The name and the groups of a rollout file."""
+"""Name and groups of a rollout file."""
 SHOWN_ALARMS = 50
 HEADLINES = ("grade", "held_out", "tool_calls", "completion_tokens", "busy_s")
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The graded file of the report: graded once (`before` is None) or before and after training."""
+    """Evaluations of the graded file: a single one (`before` is None), or before and after training."""
 
     title: str
     before: Evaluation | None
@@ -45,7 +45,7 @@ class Compared:
     graded_before: Graded | None
     graded_after: Graded
     left_out: Sequence[str] = ()
-    """What is wrong with files whose rollouts are missing here."""
+    """Problems of the files whose rollouts are missing here."""
 
     @property
     def changes(self) -> list[Change]:
@@ -62,7 +62,7 @@ class Compared:
 
 
 def write_report(run: RunFolder | Path) -> Path:
-    """Write `report.html` into a run's folder, whole or not at all.
+    """Write `report.html` into a run's folder atomically.
 
     Raises:
         OSError: The disk is full or read-only.
@@ -75,8 +75,8 @@ def write_report(run: RunFolder | Path) -> Path:
     tests = [(at, evaluations[n]) for n, at in (("test-before", 0), ("test-after", last)) if n in evaluations]
     sections = (
         ("", quality(steps, validations, tests)),
-        ("How the agent works", figures("agent", steps)),
-        ("How the training went", figures("training", steps)),
+        ("Agent behavior", figures("agent", steps)),
+        ("Training progress", figures("training", steps)),
     )
     rows = None if compared is None else rows_of(compared.graded_before, compared.graded_after)
     left_out = [f"Left out: {problem}." for problem in compared.left_out] if compared else []
@@ -91,9 +91,9 @@ def write_report(run: RunFolder | Path) -> Path:
         name=run.path.resolve().name,
         title=spec.get("suffix") or spec.get("model") or run.path.resolve().name,
         model=spec.get("model", ""),
-        took=_took([event.time for event in events]),
+        took=_time_span([event.time for event in events]),
         totals=_totals(steps),
-        notice=" ".join(filter(None, (_notice(job, steps, evaluations, events), _cheaper(events), *left_out))),
+        notice=" ".join(filter(None, (_notice(job, steps, evaluations, events), _fewer_calls_note(events), *left_out))),
         error=next((event.message for event in reversed(events) if event.level == "error"), ""),
         compared=compared,
         sections=[(heading, made) for heading, made in sections if made],
@@ -112,7 +112,7 @@ def write_report(run: RunFolder | Path) -> Path:
 def _compared(
     run: RunFolder, evaluations: Mapping[str, Evaluation], validations: Sequence[tuple[int, Evaluation]]
 ) -> Compared | None:
-    """The test file before and after; else the first and last validation; else the file that was graded last."""
+    """Return the test file before and after; else the first and last validation; else the last evaluation."""
     names = set(run.rollout_names())
     left_out: list[str] = []
 
@@ -123,26 +123,26 @@ def _compared(
             left_out.append(error.public)
             return name, []
 
-    def of(title: str, *graded: tuple[str, Evaluation]) -> Compared:
+    def compared(title: str, *graded: tuple[str, Evaluation]) -> Compared:
         (first, before), (last, after) = graded[0], graded[-1]
         if len(graded) == 1:
             return Compared(title, None, after, None, groups(last), left_out)
         return Compared(title, before, after, groups(first), groups(last), left_out)
 
     if "test-after" in evaluations:
-        return of(
+        return compared(
             "Test file", *((name, evaluations[name]) for name in ("test-before", "test-after") if name in evaluations)
         )
     if len(validations) > 1:
         (first, before), (last, after) = validations[0], validations[-1]
         title = f"Validation file, step {first} and step {last}"
-        return of(title, (f"validation-{first:06d}", before), (f"validation-{last:06d}", after))
+        return compared(title, (f"validation-{first:06d}", before), (f"validation-{last:06d}", after))
     if evaluations:
         name = list(evaluations)[-1]
-        return of("Test file, before training" if name == "test-before" else name, (name, evaluations[name]))
+        return compared("Test file, before training" if name == "test-before" else name, (name, evaluations[name]))
     if validations:
         step, evaluation = validations[0]
-        return of(f"Validation file, step {step}", (f"validation-{step:06d}", evaluation))
+        return compared(f"Validation file, step {step}", (f"validation-{step:06d}", evaluation))
     return None
 
 
@@ -152,14 +152,14 @@ def _notice(
     evaluations: Mapping[str, Evaluation],
     events: Sequence[RunEvent],
 ) -> str:
-    """A sentence on what is missing in a run that has ended early or is still running; empty if nothing is."""
+    """Return a sentence about what is missing in a run that ended early or still runs; empty if it is complete."""
     early = [event for event in events if isinstance(event.event, EarlyStopped | NothingLeftToLearn)]
     if early and steps and early[-1].step == steps[-1]["step"]:
         return f"This run {early[-1].message}."
     total = int(steps[-1].get("total_steps", 0)) if steps else job.get("plan", {}).get("steps", 0)
     done = int(steps[-1]["step"]) if steps else 0
     if not steps and any(not name.startswith("test-") for name in evaluations):
-        return ""  # only graded a model
+        return ""  # the run only evaluated a model
     if done < total or not steps:
         return f"This run is not complete: {done} of {total} steps are done."
     if "test-before" in evaluations and "test-after" not in evaluations:
@@ -167,13 +167,13 @@ def _notice(
     return ""
 
 
-def _cheaper(events: Sequence[RunEvent]) -> str:
-    """The sentence on a checkpoint with fewer calls, if one was found."""
+def _fewer_calls_note(events: Sequence[RunEvent]) -> str:
+    """Return the sentence on a checkpoint with fewer calls, or an empty string."""
     return next((f"{event.message}." for event in reversed(events) if isinstance(event.event, FewerCalls)), "")
 
 
 def _totals(steps: Sequence[Mapping[str, float]]) -> str:
-    """Counts over all steps: steps, rollouts, tool calls, sampled tokens."""
+    """Format the totals of the run: steps, rollouts, tool calls, sampled tokens."""
     rollouts = [step.get("rollouts_graded", 0.0) for step in steps]
 
     def total(name: str) -> float:
@@ -185,7 +185,7 @@ def _totals(steps: Sequence[Mapping[str, float]]) -> str:
 
 
 def _shown(text: str, limit: int = SHOWN_CHARS) -> str:
-    """What models, tools and rows wrote, for the page."""
+    """Return text from models, tools or rows, made safe for the page."""
     return safe_text(cut(text, limit))
 
 
@@ -193,8 +193,8 @@ def _clock(time: float) -> str:
     return f"{datetime.fromtimestamp(time, UTC):%H:%M:%S}"
 
 
-def _took(times: Sequence[float]) -> str:
-    """The time of the first event and the duration up to the last one; `times` are Unix seconds."""
+def _time_span(times: Sequence[float]) -> str:
+    """Return the time of the first event and the duration until the last event; `times` are Unix seconds."""
     if not times:
         return ""
     return f"{datetime.fromtimestamp(times[0], UTC):%Y-%m-%d %H:%M} UTC · {duration(times[-1] - times[0])}"

@@ -1,6 +1,6 @@
-"""The rows of a report: the graded file's, each with all its tries, the worst and the best before those between.
+"""Rows in a report: the rows of the graded file with their rollouts, preferring the worst and the best rows.
 
-What is shown has a bound in rows, tries and characters, so that the page of any run opens. What is left out is counted.
+Rows, rollouts and characters are bounded so that the page of any run opens. The page counts what is left out.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from agent_rft.types import Group, Rollout
 
 SHOWN_ROWS, SHOWN_TRIES = 1000, 16
 MAX_CHARS = 20_000_000
-"""The length of all traces of a page; one of 20 MB opens within seconds."""
+"""Maximum length of all traces on a page. A page of 20 MB opens within seconds."""
 ENDS = 5
-"""Rows in the lists of the worst and of the best."""
+"""Maximum rows in each of the lists of worst and best rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A row in one graded file: `file` is the name of its rollouts, `shown` are the tries whose traces are shown."""
+    """A row in one rollout file; `file` is the file's name, `shown` are the rollouts whose traces are shown."""
 
     name: str
     file: str
@@ -36,12 +36,12 @@ class Side:
 
     @property
     def calls(self) -> float | None:
-        """Mean tool calls of a try."""
+        """Mean tool calls per rollout."""
         return fmean(len(rollout.calls) for rollout in self.group.rollouts) if self.group.rollouts else None
 
     @property
     def left_out(self) -> int:
-        """Tries whose traces are not shown."""
+        """Number of rollouts whose traces are not shown."""
         return len(self.group.rollouts) - len(self.shown)
 
 
@@ -54,12 +54,12 @@ class Row:
 
     @property
     def line(self) -> str:
-        """Its line in the file."""
+        """Line number in the file."""
         return self.after.group.request.task.row_id.partition("-")[0]
 
     @property
     def question(self) -> str:
-        """The last message of the prompt, which is the user's."""
+        """Last message of the prompt, which is the user's."""
         return str(self.after.group.request.task.messages[-1].get("content") or "")
 
     @property
@@ -73,20 +73,20 @@ class Row:
 
     @property
     def example(self) -> Rollout | None:
-        """The worst try, whose answer and reason stand for the row."""
+        """Worst rollout, whose answer and reason represent the row."""
         return min(self.after.group.rollouts, key=lambda rollout: rollout.grade.value, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What is shown of a file, worst first; rows without a grade come last."""
+    """Rows of a file that are shown, worst first; rows without a grade come last."""
 
     shown: Sequence[Row]
     num_rows: int
 
     @property
     def ends(self) -> list[tuple[str, Sequence[Row]]]:
-        """The worst and the best rows, best first; none where all grades are equal."""
+        """Lists of the worst rows and of the best rows, the extremes first; empty if all grades are equal."""
         graded = [row for row in self.shown if row.after.grade is not None]
         if len(graded) < 2 or graded[0].after.grade == graded[-1].after.grade:
             return []
@@ -95,40 +95,40 @@ class Rows:
 
 
 def rows_of(before: tuple[str, Sequence[Group]] | None, after: tuple[str, Sequence[Group]]) -> Rows:
-    """The rows of a file by the names and groups of its rollouts, before training (if it was graded then) and after."""
+    """Return the rows of a file from the (name, groups) of its rollouts after and, if available, before training."""
     old = {} if before is None else {g.request.task.row_id: Side("before", before[0], g) for g in before[1]}
     rows = [Row(old.get(g.request.task.row_id), Side("after", after[0], g)) for g in after[1]]
     ordered = sorted(rows, key=_badness)
     outside_in = chain.from_iterable(zip(ordered, reversed(ordered), strict=True))
-    kept = list(outside_in)[: min(len(rows), SHOWN_ROWS)]  # each row is there once among the first len(rows)
-    return Rows(sorted(_with_traces(kept), key=_badness), len(rows))
+    selected = list(outside_in)[: min(len(rows), SHOWN_ROWS)]  # the first len(rows) entries contain each row once
+    return Rows(sorted(_with_traces(selected), key=_badness), len(rows))
 
 
 def _badness(row: Row) -> tuple[bool, float, float]:
-    """Sorts the worst rows first, of equal ones those that lost most."""
+    """Sort key: the worst rows first; among equal rows, the largest loss first."""
     grade = row.after.grade
     return grade is None, grade or 0.0, row.change or 0.0
 
 
 def _with_traces(rows: Iterable[Row]) -> list[Row]:
-    """The rows with the traces that there is room for; the earlier ones have precedence."""
-    room = MAX_CHARS
+    """Add traces to the rows until MAX_CHARS is reached; earlier rows take precedence."""
+    chars_left = MAX_CHARS
 
-    def side(of: Side) -> Side:
-        nonlocal room
+    def limit_traces(side: Side) -> Side:
+        nonlocal chars_left
         shown = []
-        for rollout in of.group.rollouts[:SHOWN_TRIES]:
-            if (size := _num_chars(rollout)) > room:
+        for rollout in side.group.rollouts[:SHOWN_TRIES]:
+            if (size := _num_chars(rollout)) > chars_left:
                 break
-            room -= size
+            chars_left -= size
             shown.append(rollout)
-        return replace(of, shown=shown)
+        return replace(side, shown=shown)
 
-    return [Row(None if row.before is None else side(row.before), side(row.after)) for row in rows]
+    return [Row(None if row.before is None else limit_traces(row.before), limit_traces(row.after)) for row in rows]
 
 
 def _num_chars(rollout: Rollout) -> int:
-    """About how much of the page a trace takes."""
+    """Return the approximate number of characters that a trace adds to the page."""
     texts = [rollout.answer, rollout.grade.reason, *(turn.text for turn in rollout.turns)]
     texts += [call.arguments for call in rollout.calls] + [result.output for result in rollout.results]
-    return sum(min(len(text), SHOWN_CHARS) + 100 for text in texts)  # 100: the tags around it
+    return sum(min(len(text), SHOWN_CHARS) + 100 for text in texts)  # 100: the surrounding tags

@@ -182,4 +182,4 @@ def test_few_rows_of_another_file_are_no_reason_and_shared_rows_name_both_files(
     others = {"training_file": [groups[0].request.task]}
     findings = found(groups, others=others, file="validation_file")
     assert findings.codes[:2] == ["enough_signal", "rows_shared"]
-    assert "1 rows of the training_file are in the validation_file, too" in findings.reasons[1].words
+    assert "1 rows of the training_file are also in the validation_file" in findings.reasons[1].words

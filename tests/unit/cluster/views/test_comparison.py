@@ -161,7 +161,7 @@ def test_different_rows_are_refused_with_the_remedy() -> None:
         UserError, match=r"a has 1 rows .*; b has 2 rows .*Grade the same file with both: agent-rft eval"
     ):
         compared({"r1": [0.5]}, {"x": [0.5], "y": [1.0]})
-    with pytest.raises(UserError, match="no row was graded at all sides, of the 1 that they share"):
+    with pytest.raises(UserError, match="none of the 1 shared rows was graded at all sides"):
         compared({"r1": [0.5]}, {"r1": []})
 
 
@@ -273,7 +273,7 @@ def test_a_page_has_the_traces_and_an_image_has_not(tmp_path: Path) -> None:
     page, image = (tmp_path / "page.html").read_text(), (tmp_path / "page.png").read_text()
     assert "trace_r1_0" in page and "trace_r1_0" not in image
     assert page.count("<svg viewBox") == image.count("<svg viewBox") == 4, "two of rows, one of calls, one of turns"
-    with pytest.raises(UserError, match="install Chromium"):
+    with pytest.raises(UserError, match="Install Chromium"):
         write_png(comparison, tmp_path / "page.png", ("none-such",))
     with pytest.raises(UserError, match=r"cannot write .*: Is a directory; choose another file"):
         write_page(comparison, tmp_path)
@@ -341,14 +341,14 @@ def test_the_validations_of_several_runs_are_drawn_as_curves(tmp_path: Path, syn
         assert all(charts.LEFT <= dot.x <= charts.WIDTH - charts.RIGHT for dot in curve.dots)
     write_page(compare_sides(compared_sides, 2), tmp_path / "page.html", with_traces=False)
     page = (tmp_path / "page.html").read_text()
-    assert page.count("<polyline") == 2 and "Reward in validation" in page
+    assert page.count("<polyline") == 2 and "Validation reward" in page
     write_page(compare_sides(sides(one.path, never.path), 2), tmp_path / "page.html", with_traces=False)
     assert "<polyline" not in (tmp_path / "page.html").read_text()
 
 
 def test_what_is_not_there_is_refused_with_what_is(tmp_path: Path, synthetic: Synthetic) -> None:
     run = synthetic.run(tmp_path / "run", validation_every=0)
-    with pytest.raises(UserError, match=r"there is no folder .*nowhere"):
+    with pytest.raises(UserError, match=r"the folder .*nowhere does not exist"):
         sides(run.path, tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"no rollouts named 'validation-000003'; it has .*test-after"):
         sides(f"{run.path}:test-after", f"{run.path}:validation-3")
@@ -357,7 +357,7 @@ def test_what_is_not_there_is_refused_with_what_is(tmp_path: Path, synthetic: Sy
         sides(tmp_path / "empty", tmp_path / "empty")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"is a model: give the job .*--job"):
+    with pytest.raises(UserError, match=r"is a model\. Give the job .*--job"):
         sides(run.path, tmp_path / "model")
 
 

@@ -55,4 +55,4 @@ def test_the_terminal_shows_the_verdict_its_remedies_and_the_figures() -> None:
     text = out.getvalue()
     few = "the training file has only 3 different questions [too_few_rows]"
     assert text.startswith(f"Fix this first (fix_first)\n- {few}\n")
-    assert "all wrong" in text and "pass@k: 1: 0.00" in text and "estimate of a training: 6 steps" in text
+    assert "all wrong" in text and "pass@k: 1: 0.00" in text and "estimated training run: 6 steps" in text

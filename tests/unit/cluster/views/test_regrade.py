@@ -241,7 +241,7 @@ async def test_rows_whose_grade_changed_are_listed_with_row_and_line(tmp_path, s
     grader = write("g.json", EXACT | {"operation": "ne"})  # the opposite of what the run had
     _, cases, runs = await grade_file(run.path, grader, NONE, name="step-000001")
     text = changes(cases, runs)
-    assert f"{len(cases)} of {len(cases)} grades are not what they were" in text
+    assert f"{len(cases)} of {len(cases)} grades changed" in text
     assert {case.where for case in cases} == {f"train.jsonl:{n}" for n in range(6)}  # the job's training file
     first, last = (next(case for case in cases if case.recorded == grade) for grade in (0.0, 1.0))
     lines = [line for line in text.splitlines() if "train.jsonl:" in line]

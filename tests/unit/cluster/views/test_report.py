@@ -141,7 +141,7 @@ def test_a_model_that_was_only_graded_has_a_report(tmp_path, synthetic):
     page = Page(write_report(run))
     assert "eval-test" in page.text and "not complete" not in page.text
     assert "pass@3" in page.text and "before" not in page.text
-    assert [f"try {n} " in page.text for n in (1, 2, 3, 4)] == [True, True, True, False]
+    assert [f"rollout {n} " in page.text for n in (1, 2, 3, 4)] == [True, True, True, False]
 
 
 def test_rows_without_a_grade_and_lone_surrogates_are_shown(tmp_path, synthetic):
@@ -173,10 +173,10 @@ def test_each_command_of_a_report_works(tmp_path, synthetic):
 def test_each_chart_has_a_sentence_below_it(tmp_path, synthetic):
     page = Page(write_report(synthetic.run(tmp_path)))
     for title, chart in page.charts.items():
-        assert chart["says"][0].isupper() and chart["says"].endswith(".") and chart["says"] in page.text, title
+        assert chart["summary"][0].isupper() and chart["summary"].endswith(".") and chart["summary"] in page.text, title
     calls = page.charts["Tool calls per rollout"]
     first, last = (sum(curve["y"][at] + curve["y"][at + 1] for curve in calls["data"]) / 2 for at in (0, -2))
-    assert calls["says"].startswith(f"From {first:.3g} to {last:.3g}: ")
+    assert calls["summary"].startswith(f"From {first:.3g} to {last:.3g}: ")
 
 
 def test_a_trace_has_the_graders_reason_and_the_rows_keys(tmp_path, synthetic):
@@ -186,7 +186,7 @@ def test_a_trace_has_the_graders_reason_and_the_rows_keys(tmp_path, synthetic):
     synthetic.evaluate(stream_of(run, group_sinks=[run]), "eval-test", [Group(request, tuple(tries))], 0)
     run.close()
     page = Page(write_report(run))
-    assert page.text.count("reason 0") == 1 and page.text.count("reason 1") == 2  # the worst try stands for the row
+    assert page.text.count("reason 0") == 1 and page.text.count("reason 1") == 2  # the worst rollout represents the row
 
 
 # -- which rows --------------------------------------------------------------------------------------------------------
