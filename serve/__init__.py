@@ -1,1 +1,1 @@
-"""The API server: its routes, jobs and stores, the models that it serves, and the console."""
+"""The API server: routes, jobs, stores, served models and the console."""

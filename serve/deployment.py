@@ -1,13 +1,13 @@
-"""The API as an application of Ray Serve, `agent_rft.serve.deployment:build`.
+"""The API as a Ray Serve application: `agent_rft.serve.deployment:build`.
 
-`agent-rft serve` runs it, or a Ray Serve configuration names it as `import_path` with `Settings` as `args`.
+`agent-rft serve` runs it. A Ray Serve configuration can also run it, with this `import_path` and `Settings` as `args`.
 
-Ray's dashboard shows these arguments, so they contain no secrets: the database's URL and the key that seals secrets
+Ray's dashboard shows these arguments, so they contain no secrets. The database URL and the key that encrypts secrets
 come from the environment of Ray's processes (AGENT_RFT_DATABASE, AGENT_RFT_FILES, AGENT_RFT_SECRET_KEY) or from the
 folder.
 
-Requests arrive through Ray Serve's proxies, which take three times the CPU time of the API itself; on a single machine
-the replica listens itself instead.
+Requests usually arrive through Ray Serve's proxies, which use three times as much CPU time as the API. On a single
+node, the replica therefore listens on the port directly.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from agent_rft.spec.operator.config_file import load_operator
 
 APP, DEPLOYMENT = "agent-rft", "api"
 MAX_REQUESTS = 1_000
-"""The requests that one replica works on at a time; the others wait in the proxy."""
+"""Concurrent requests per replica; more requests wait in the proxy."""
 
 Background = Callable[[], Coroutine[Any, Any, None]]
 
@@ -58,8 +58,8 @@ Background = Callable[[], Coroutine[Any, Any, None]]
 class Settings(BaseModel):
     """The arguments of the application.
 
-    `folder` and `config` (the operator's file) have the same path on every node. More than one of the API's `replicas`
-    require PostgreSQL. `listen` is the host and port at which the replica listens itself.
+    `folder` and `config` (the operator's file) must have the same path on every node. More than one replica requires
+    PostgreSQL. If `listen` is set, the replica listens on this host and port instead of using Ray Serve's proxies.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -71,13 +71,13 @@ class Settings(BaseModel):
 
 
 def build(args: Settings) -> Application:
-    """Returns the application for these settings.
+    """Return the application for these settings.
 
     Raises:
-        UserError: there are several replicas without PostgreSQL.
+        UserError: There are several replicas without PostgreSQL.
     """
     if args.replicas > 1 and StateLocations.of_folder(Path(args.folder)).database is None:
-        raise UserError("several replicas require PostgreSQL: set AGENT_RFT_DATABASE, or replicas: 1")
+        raise UserError(f"replicas: {args.replicas} requires PostgreSQL; set AGENT_RFT_DATABASE, or replicas: 1")
     deployment = ray_serve.deployment(Api).options(
         name=DEPLOYMENT,
         num_replicas=args.replicas,
@@ -95,13 +95,13 @@ build.__annotations__["args"] = Settings  # Ray Serve needs the class itself, no
 
 @ray_serve.ingress()
 class Api:
-    """One replica of the API."""
+    """A replica of the API."""
 
     def __init__(self, args: Settings) -> None:
-        """Opens the server's state and connects the services to the cluster.
+        """Open the server's state and connect the services to the cluster.
 
         Raises:
-            RftError: the folder, the database or the operator's file cannot be used.
+            RftError: The folder, the database or the operator's file cannot be used.
         """
         replica = ray_serve.get_replica_context().rank.rank
         logging.getLogger().addHandler(ServerLog.of_replica(Path(args.folder), replica))
@@ -120,7 +120,7 @@ class Api:
         self._listen = args.listen
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Returns the app; Ray Serve calls this once, after the constructor."""
+        """Return the app. Ray Serve calls this once, after the constructor."""
         return app_of(*self._parts, listen=self._listen, behind_proxy=self._listen is None)
 
 
@@ -135,14 +135,14 @@ def app_of(
     behind_proxy: bool = False,
     deadlines: Deadlines = DEADLINES,
 ) -> FastAPI:
-    """Returns the whole API on these stores and services, which it closes when it ends."""
-    most = min(operator.limits.max_connections, MAX_REQUESTS if behind_proxy else sys.maxsize)
+    """Return the API app on these services. When the app stops, it closes `state`."""
+    max_connections = min(operator.limits.max_connections, MAX_REQUESTS if behind_proxy else sys.maxsize)
     app = create_app(
         services.routers,
         state.keys,
-        limits=operator.limits.model_copy(update={"max_connections": most}),
+        limits=operator.limits.model_copy(update={"max_connections": max_connections}),
         deadlines=deadlines,
-        lifespan=lifespan_of([state.run_sweeps, services.run], state.close, listen, most, deadlines),
+        lifespan=lifespan_of([state.run_sweeps, services.run], state.close, listen, max_connections, deadlines),
         recorder=recorder,
         behind_proxy=behind_proxy,
         access_log=access_log,
@@ -161,15 +161,15 @@ def lifespan_of(
     max_connections: int = MAX_REQUESTS,
     deadlines: Deadlines = DEADLINES,
 ) -> Lifespan:
-    """Returns a lifespan that runs `tasks` beside the app, and the app's own listener at `listen` if given.
+    """Return a lifespan that runs `tasks` while the app runs, and serves the app on `listen` if it is set.
 
-    When the app ends, the tasks are cancelled; `close` is called once all of them have ended.
+    When the app stops, the tasks are cancelled; `close` is called after all of them have ended.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         running = [asyncio.create_task(task()) for task in tasks]
-        gc.freeze()  # otherwise a large body makes full collections traverse all imported modules
+        gc.freeze()  # otherwise the garbage collections for a large body traverse all imported modules
         try:
             if listen is None:
                 yield
@@ -186,7 +186,7 @@ def lifespan_of(
 
 
 def driver_settings(locations: StateLocations, database: str, config: str | None, address: str) -> DriverSettings:
-    """Returns the settings that the drivers of jobs need."""
+    """Return the settings for job drivers."""
     folder = str(locations.folder.resolve())
     path = None if config is None else str(Path(config).resolve())
     return DriverSettings(folder=folder, database=database, files=locations.files, config=path, address=address)

@@ -1,6 +1,6 @@
-"""`agent-rft serve`: starts or joins a Ray cluster, runs the API on Ray Serve and shuts down cleanly at a signal.
+"""`agent-rft serve`: starts or joins a Ray cluster, runs the API on Ray Serve and shuts down cleanly on a signal.
 
-The port is reserved before anything starts, so that a port in use is reported at once.
+The port is reserved before anything else starts, so that an occupied port is reported immediately.
 """
 
 from __future__ import annotations
@@ -46,30 +46,36 @@ def run_server(
     tell: Callable[[str], None],
     config: Path | None = None,
 ) -> None:
-    """Serves until SIGINT, SIGTERM or SIGHUP.
+    """Serve until SIGINT, SIGTERM or SIGHUP.
 
-    `tell` receives the lines to show to the user; `config` is the operator's file, which the API and the drivers read
-    themselves.
+    Args:
+        locations: Locations of the server's state.
+        operator: The operator's configuration.
+        host: Host to listen on.
+        port: Port to listen on; 0 chooses a free one.
+        address: Ray cluster to join; None starts a local one.
+        tell: Prints a line for the user.
+        config: The operator's file, which the API and the drivers read again.
 
     Raises:
-        FolderOwned: another server uses the folder.
-        RftError: the server cannot start.
+        FolderOwned: Another server uses the folder.
+        RftError: The server cannot start.
     """
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # below that it logs each step of each deployment
-    with _owned(locations, tell):
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # at lower levels it logs each step of each deployment
+    with _claim_folder(locations, tell):
         _serve(locations, operator, host, port, address, tell, config)
 
 
-def _owned(locations: StateLocations, tell: Callable[[str], None]) -> AbstractContextManager[object]:
-    """Own the folder of a server with a database of its own; servers on one PostgreSQL database may share theirs."""
+def _claim_folder(locations: StateLocations, tell: Callable[[str], None]) -> AbstractContextManager[object]:
+    """Return a context manager that owns the server's folder, unless PostgreSQL lets several servers share it."""
     if locations.database is not None:
         return nullcontext()
     remedy = "; stop it, or give another --folder"
     make_private(locations.folder, SIGNS)
-    owned = claim(locations.folder, remedy=remedy, tell=tell, silence_s=silence_s())
-    # One that was suspended for long: another server has the database now.
-    owned.when_lost(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    return owned
+    ownership = claim(locations.folder, remedy=remedy, tell=tell, silence_s=silence_s())
+    # A server loses its folder if it was suspended for long, and another server may then use the database.
+    ownership.when_lost(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    return ownership
 
 
 def _serve(
@@ -83,7 +89,7 @@ def _serve(
 ) -> None:
     note = locations.folder / "cluster.json"
     end_leftover(note)
-    # On an existing cluster Ray Serve's proxy does the listening, possibly at this port already.
+    # On an existing cluster, Ray Serve's proxy listens, possibly already on this port.
     with reserved_port(host, port) if address is None or port == 0 else nullcontext(port) as port:
         state = ServerState(locations, operator)
         try:
@@ -93,10 +99,10 @@ def _serve(
             state.close()
         if token is not None:
             tell(f"API key (shown only once): {token}")
-        # The API's modules take as long to import as Ray takes to start: both at the same time.
+        # Importing the API's modules takes as long as starting Ray, so do both concurrently.
         with (
             job_cluster(address, note, meanwhile=partial(import_module, "agent_rft.serve.deployment")),
-            LogFollower(locations.folder, _to_stderr),
+            LogFollower(locations.folder, _write_stderr),
         ):
             from agent_rft.serve.deployment import APP, Settings
             from agent_rft.serve.inference.model_apps import only_models_left, remove_models
@@ -106,7 +112,7 @@ def _serve(
                 listen = host, port
                 start_serve(ProxyLocation.Disabled)
             else:
-                found = serve_is_running()
+                was_running = serve_is_running()
                 host, port = start_serve(ProxyLocation.HeadOnly, host, port)
             path = None if config is None else str(config.resolve())
             deploy(Settings(folder=str(locations.folder.resolve()), config=path, listen=listen))
@@ -114,16 +120,17 @@ def _serve(
             ready = f"serving at {url}/v1 (docs at /docs)\nthe console is ready at {url}/"
             asyncio.run(wait_for_signal(partial(tell, ready)))
             if address is None:
-                ray_serve.delete(APP)  # finishes the requests in progress; all else ends with the cluster
+                ray_serve.delete(APP)  # finishes the requests in progress; everything else ends with the cluster
             else:
                 remove_models()
                 ray_serve.delete(APP)
-                if not found and only_models_left():  # else a node that stops waits 30 s for Ray Serve's actors
+                # Without the shutdown, a stopping node waits 30 s for Ray Serve's actors.
+                if not was_running and only_models_left():
                     ray_serve.shutdown()
 
 
 def start_serve(proxies: ProxyLocation, host: str = "127.0.0.1", port: int = 0) -> tuple[str, int]:
-    """Starts Ray Serve and returns its proxy's host and port, which differ from these if it was already running.
+    """Start Ray Serve and return its proxy's host and port, which differ from the arguments if it was already running.
 
     Raises:
         RftError: Ray Serve did not start.
@@ -135,15 +142,15 @@ def start_serve(proxies: ProxyLocation, host: str = "127.0.0.1", port: int = 0) 
             logging_config=LoggingConfig(log_level="ERROR", enable_access_log=False),
         )
         return serve_address()
-    except Exception as error:  # Ray raises plain ones
+    except Exception as error:  # Ray raises plain exceptions
         raise RftError(f"Ray Serve did not start: {error}") from error
 
 
 def deploy(settings: Settings) -> None:
-    """Runs the API as an application of Ray Serve.
+    """Run the API as a Ray Serve application.
 
     Raises:
-        RftError: the API did not start.
+        RftError: The API did not start.
     """
     from agent_rft.serve.deployment import APP, build
 
@@ -153,6 +160,6 @@ def deploy(settings: Settings) -> None:
         raise RftError(f"the API did not start: {error}") from error
 
 
-def _to_stderr(text: str) -> None:
+def _write_stderr(text: str) -> None:
     sys.stderr.write(text)
     sys.stderr.flush()

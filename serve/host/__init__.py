@@ -1,9 +1,9 @@
-"""What one server consists of: its state, its services and its listening socket.
+"""The parts of one server: its state, its services and its listening socket.
 
-How a server is deployed is in `agent_rft.serve.deployment` and `agent_rft.serve.local`.
+`agent_rft.serve.deployment` and `agent_rft.serve.local` deploy them.
 """
 
 
 def url_of(host: str, port: int) -> str:
-    """Return the URL of a listening address; an IPv6 address gets brackets."""
+    """Return the URL of a host and port, with brackets around an IPv6 address."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

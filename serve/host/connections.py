@@ -1,13 +1,13 @@
-"""What a connection may cost before and after its request: uvicorn's protocol with deadlines and bounds.
+"""Uvicorn's HTTP protocol with deadlines and limits for client connections.
 
-A connection is in one of four states, and only in the second one the API sees it:
+A connection is in one of four states. The API handles only the second one:
 
-    headers   the request's headers are awaited, for `headers_s`
-    request   the API works on it; reading the body has its own deadlines
-    rest      it was answered, but the client still sends its body, for `rest_s`
-    idle      the next request is awaited, for uvicorn's keep-alive time
+    headers   waiting for the request's headers, for at most `headers_s`
+    request   the API handles the request; the body has separate deadlines
+    rest      the response was sent, but the client still sends its body, for at most `rest_s`
+    idle      waiting for the next request, for at most uvicorn's keep-alive time
 
-In each of them a client that reads nothing of an answer for `unread_s` is disconnected.
+In every state, a client that reads nothing of a response for `unread_s` is disconnected.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from agent_rft.wire.errors import ApiError, body_of
 
 MAX_HEADER_BYTES, MAX_HEADERS = 64 * 1024, 100
 MAX_PIPELINED = 8
-"""Requests that are sent before the answer to an earlier one; hardly any client does so."""
+"""Requests that a client may send before it receives the response to an earlier one; few clients pipeline."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """A connection of a client; `connections` bounds how many there are, in all and from one address."""
+    """A client connection; `connections` limits how many are open, in total and per IP address."""
 
     def __init__(self, connections: Shares, deadlines: Deadlines, **options: Any) -> None:
         super().__init__(**options)
         self._deadlines = deadlines
         self._all = connections
         self._address: str | None = None
-        self._reading: asyncio.TimerHandle | None = None
-        self._writing: asyncio.TimerHandle | None = None
-        self._running: RequestResponseCycle | None = None
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._running_cycle: RequestResponseCycle | None = None
         self._in_headers = False
-        self._went_on = False
+        self._had_callback = False
         self._header_bytes = 0
 
     # -- the connection ------------------------------------------------------------------------------------------------
@@ -52,52 +52,58 @@ class GuardedProtocol(HttpToolsProtocol):
         address = network_of(self.client[0] if self.client else "")
         if self._all.take(address):
             self._address = address
-            self._read_within(self._deadlines.headers_s)
+            self._set_read_deadline(self._deadlines.headers_s)
         else:
-            message = "Too many connections are open, from this address or in all; try again in a moment."
+            message = "Too many connections are open, from this IP address or in total. Try again in a moment."
             self._refuse(ApiError(503, message, code="too_many_connections", type="server_error"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.pipeline.clear()
-        if self._running is not None and not self._running.response_complete:  # uvicorn tells only the newest request
-            self._running.disconnected = True
-            self._running.message_event.set()
-        _cancel(self._reading)
-        _cancel(self._writing)
+        # Uvicorn notifies only the newest request of the connection.
+        if self._running_cycle is not None and not self._running_cycle.response_complete:
+            self._running_cycle.disconnected = True
+            self._running_cycle.message_event.set()
+        _cancel(self._read_timer)
+        _cancel(self._write_timer)
         if self._address is not None:
             self._all.give_back(self._address)
 
-    def _read_within(self, seconds: float | None) -> None:
-        _cancel(self._reading)
-        self._reading = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+    def _set_read_deadline(self, seconds: float | None) -> None:
+        _cancel(self._read_timer)
+        self._read_timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
 
-    def _be_read(self) -> None:
-        """Disconnects the client unless it reads soon."""
-        if self._writing is None:
-            self._writing = self.loop.call_later(self._deadlines.unread_s, self._go_on_if_read, self._num_unread())
+    def _require_progress(self) -> None:
+        """Disconnect the client unless it reads within `unread_s`."""
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(
+                self._deadlines.unread_s, self._check_progress, self._count_unread()
+            )
 
-    def _go_on_if_read(self, before: int) -> None:
-        """A client that reads slowly may take minutes until the system wants more: what it took counts."""
-        self._writing = None
-        if self._num_unread() < before:
-            self._be_read()
+    def _check_progress(self, num_unread_before: int) -> None:
+        """Wait again if the client read anything since the last check, otherwise disconnect it.
+
+        With a slow client, minutes may pass before the socket accepts more data.
+        """
+        self._write_timer = None
+        if self._count_unread() < num_unread_before:
+            self._require_progress()
         else:
             self.transport.abort()
 
-    def _num_unread(self) -> int:
-        """Bytes of answers that wait, here and in the system, for the client to take them."""
+    def _count_unread(self) -> int:
+        """Return the response bytes that the client has not read, in this process and in the socket's buffer."""
         waiting = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
         return self.transport.get_write_buffer_size() + int.from_bytes(waiting, sys.byteorder)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self._reading is None and (self.cycle is None or self.cycle.response_complete):
-            self._read_within(self._deadlines.headers_s)
-        self._went_on = False
+        if self._read_timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._set_read_deadline(self._deadlines.headers_s)
+        self._had_callback = False
         super().data_received(data)
-        if not self._went_on:  # a header, URL, trailer or chunk's extension that has not ended is in no callback yet
+        if not self._had_callback:  # an unfinished header, URL, trailer or chunk extension calls no callback
             self._header_bytes += len(data)
             if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
                 self.send_400_response("")
@@ -105,14 +111,14 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_headers = True
-        self._go_on()
+        self._note_callback()
 
-    def _go_on(self) -> None:
-        self._went_on, self._header_bytes = True, 0
+    def _note_callback(self) -> None:
+        self._had_callback, self._header_bytes = True, 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_headers:
-            return  # a trailer, which must not become a header
+            return  # a trailer must not become a header
         super().on_header(name, value)
         if len(self.headers) > MAX_HEADERS or sum(len(n) + len(v) for n, v in self.headers) > MAX_HEADER_BYTES:
             self._header_bytes = MAX_HEADER_BYTES + 1
@@ -120,50 +126,53 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
-        self._go_on()
-        self._read_within(None)
+        self._note_callback()
+        self._set_read_deadline(None)
         if len(self.url) > MAX_HEADER_BYTES or len(self.pipeline) >= MAX_PIPELINED:
             self._header_bytes = len(self.url)
-            raise ValueError("a long URL, or many requests at once")
+            raise ValueError("the URL is too long, or too many requests are pipelined")
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
-        self._go_on()
+        self._note_callback()
 
     def on_message_complete(self) -> None:
-        self._go_on()
+        self._note_callback()
         super().on_message_complete()
         if self.cycle.response_complete:
-            self._read_within(self.timeout_keep_alive)
+            self._set_read_deadline(self.timeout_keep_alive)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running = cycle
+        self._running_cycle = cycle
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         if self.cycle.more_body and not self.pipeline:
-            self._read_within(self._deadlines.rest_s)
+            self._set_read_deadline(self._deadlines.rest_s)
         super().on_response_complete()
         if self.transport.is_closing():
-            self._be_read()
+            self._require_progress()
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._be_read()
+        self._require_progress()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        _cancel(self._writing)
-        self._writing = None
+        _cancel(self._write_timer)
+        self._write_timer = None
 
     def timeout_keep_alive_handler(self) -> None:
-        self.transport.abort()  # closing would wait until the client has read its answer
+        self.transport.abort()  # close() would wait until the client has read its response
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is not HTTP, or too long to be read as HTTP; uvicorn's own answer is plain text."""
+        """Respond in the API's error format if the request is not HTTP or its headers are too large.
+
+        Uvicorn's own response is plain text.
+        """
         if self._header_bytes > MAX_HEADER_BYTES:
             message = f"The request's URL and headers are over {MAX_HEADER_BYTES:,} bytes or {MAX_HEADERS} headers."
             self._refuse(ApiError(431, message, code="headers_too_large"))
@@ -175,7 +184,7 @@ class GuardedProtocol(HttpToolsProtocol):
         head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
         self.transport.close()
-        self._be_read()
+        self._require_progress()
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

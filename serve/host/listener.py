@@ -1,6 +1,6 @@
-"""The listening socket of a server on one machine.
+"""The listening socket of a server on a single node.
 
-`agent-rft serve` reserves the port before anything starts; the process of the API listens at it.
+`agent-rft serve` reserves the port before it starts anything else; the API's process listens on it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from agent_rft.spec.operator.config import ServerLimits
 
 BACKLOG = 2_048
 KEEP_ALIVE_S = 75
-"""Longer than clients and proxies keep a connection, so that the server never closes one as a request arrives."""
+"""Seconds until an idle connection is closed: longer than for clients and proxies, so that they close it first."""
 STOP_S = 20.0
-"""How long requests in progress may take once the application is stopping."""
+"""Seconds that requests in progress may still take after the application starts to stop."""
 
 
 @contextmanager
 def reserved_port(host: str, port: int) -> Iterator[int]:
-    """Reserves a port and gives its number; the API's process can still listen at it, by SO_REUSEPORT.
+    """Context manager that reserves a port and yields its number.
+
+    SO_REUSEPORT lets the API's process listen on the reserved port.
 
     Raises:
-        UserError: the address cannot be listened at.
+        UserError: The server cannot listen on this host and port.
     """
     try:
         with bound_socket(host, port, socket.SO_REUSEADDR) as probe:
@@ -41,7 +43,7 @@ def reserved_port(host: str, port: int) -> Iterator[int]:
             port = probe.getsockname()[1]
         holder = bound_socket(host, port)
     except OSError as error:
-        raise UserError(f"cannot listen at {host}:{port}: {error.strerror}; give another --port") from None
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
     with holder:
         yield port
 
@@ -55,19 +57,22 @@ async def listening(
     deadlines: Deadlines = DEADLINES,
     stop_s: float = STOP_S,
 ) -> AsyncIterator[None]:
-    """Serves `app` at an address; at the end it finishes the requests in progress, for less than `stop_s`.
+    """Context manager that serves `app` on a host and port.
 
-    Another process may reserve the port by SO_REUSEPORT as long as it does not listen.
+    On exit, requests in progress get almost `stop_s` seconds to finish. Another process may have reserved the port with
+    SO_REUSEPORT if it does not listen.
 
     Raises:
-        OSError: the address cannot be listened at.
+        OSError: The server cannot listen on this host and port.
     """
     with bound_socket(host, port) as listener:
-        # Connections inherit this option: those that outlive a killed server then do not block the port.
+        # Connections inherit this option, so connections that outlive a killed server do not block the port.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.listen(BACKLOG)
         num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        connections = Shares(min(max_connections, num_files * 3 // 4))  # the rest is for files and the database
+        connections = Shares(
+            min(max_connections, num_files * 3 // 4)
+        )  # other file descriptors are for files and the database
         protocol: Any = partial(GuardedProtocol, connections, deadlines)
         config = uvicorn.Config(
             app,
@@ -90,10 +95,10 @@ async def listening(
 
 
 def bound_socket(host: str, port: int, option: int = socket.SO_REUSEPORT) -> socket.socket:
-    """Returns a socket with this option, bound to an address but not listening yet.
+    """Return a socket with this socket option, bound to a host and port but not yet listening.
 
     Raises:
-        OSError: the address cannot be bound.
+        OSError: The socket cannot be bound to this host and port.
     """
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:

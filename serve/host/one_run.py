@@ -1,9 +1,10 @@
-"""The console over one run folder, without a server: `agent-rft train --open`.
+"""The console for one run folder, without a server: `agent-rft train --open`.
 
     python -m agent_rft.serve.host.one_run FOLDER [--resumed]
 
-It listens at a loopback port, prints the page's address with a key that works once, and ends when its standard input
-does. The run's events are copied into a database of its own as they are written; nothing can be created or changed.
+It listens on a loopback port and prints the page's URL with a key that works once. It exits when its standard input is
+closed. It copies the run's events into a separate database as the run writes them. Clients cannot create or change
+anything.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ from agent_rft.spec.operator.config import NOTHING_ALLOWED
 
 HOST, POLL_S = "127.0.0.1", 1.0
 STOP_S = 3.0
-"""Pages that follow the run are cut off at the end: nobody waits for them."""
+"""Seconds until open requests are cut off at the end; short, since pages that follow the run would delay the exit."""
 ENDS: dict[Outcome, JobStatus] = {"done": "succeeded", "failed": "failed", "stopped": "cancelled"}
 
 
 class OneTimeKey:
-    """A key that is found once, by the page that it opens; the session goes on without it."""
+    """API key that can be used once, by the page that it opens; the page then continues with its session."""
 
     def __init__(self, key: ApiKey, token: str) -> None:
         self._key = key
@@ -60,21 +61,21 @@ class OneTimeKey:
 
     def find(self, token: str) -> ApiKey | None:
         try:
-            self._unused.remove(token)  # in one step: of requests at the same moment one has it
+            self._unused.remove(token)  # atomic: only one of several concurrent requests gets the key
         except KeyError:
             return None
         return self._key
 
 
 class Mirror:
-    """A run as a job of a store; its calls read files: make them in a thread."""
+    """Copies a run into a job store as a job. Its methods read files: call them in a thread."""
 
     def __init__(self, store: JobStore, runs: Path, run: RunFolder, owner: str, resumed: bool = False) -> None:
         self._resumed = resumed
-        self._copied = 0
+        self._last_step = 0
         self._store = store
         self._run = run
-        self._lines = _lines(run.path / "events.jsonl")
+        self._lines = _read_lines(run.path / "events.jsonl")
         self._outcome: Outcome | None = None
         self._metrics: dict[int, dict[str, float]] = {}
         job = run.job()["job"]
@@ -102,23 +103,25 @@ class Mirror:
         (runs / self.id).symlink_to(run.path.resolve())
 
     def catch_up(self) -> None:
-        """Copies what the run wrote since the last call."""
+        """Copy the events that the run wrote since the last call."""
         for line in self._lines:
             if line is None:
                 break
-            with suppress(ValueError):  # cut off by a full disk
+            with suppress(ValueError):  # a full disk truncated the line
                 self._copy(RunEvent.from_line(json.loads(line)))
-        if self._resumed:  # the end of an earlier part
+        if self._resumed:  # a JobEnded event from before the run was resumed
             self._resumed, self._outcome = False, None
-        if self._outcome is not None and self._store.get(self.id).status == "running":  # no resumed run went on
+        if (
+            self._outcome is not None and self._store.get(self.id).status == "running"
+        ):  # the run was not resumed after its JobEnded event
             self._store.move(self.id, ENDS[self._outcome])
 
     def _copy(self, event: RunEvent) -> None:
         self._outcome = event.event.outcome if isinstance(event.event, JobEnded) else None
         match event.event:
             case StepDone():
-                metrics = self._metrics_of(event.step)
-                if metrics is None:  # a full disk took them
+                metrics = self._read_metrics(event.step)
+                if metrics is None:  # lost because the disk was full
                     return
                 data = wire_data(metrics)
                 self._store.add_event(self.id, "info", message_of(metrics), type="metrics", data=data)
@@ -129,31 +132,35 @@ class Mirror:
                 self._store.add_checkpoint(self.id, event.step, str(lasting(Path(path).resolve())), {})
         self._store.add_event(self.id, event.level, event.message, data={"kind": event.kind, **event.data})
 
-    def _metrics_of(self, step: int) -> dict[str, float] | None:
-        """The metrics of a step, which the run wrote before its event; a resumed run repeats steps."""
-        if step not in self._metrics or step <= self._copied:
+    def _read_metrics(self, step: int) -> dict[str, float] | None:
+        """Return a step's metrics, or None if they are missing.
+
+        The run writes them before the step's event. They are read again for a repeated step, since a resumed run may
+        repeat steps.
+        """
+        if step not in self._metrics or step <= self._last_step:
             self._metrics = {int(metrics["step"]): metrics for metrics in self._run.metrics()}
-        self._copied = step
+        self._last_step = step
         return self._metrics.get(step)
 
 
-def _lines(path: Path) -> Iterator[bytes | None]:
-    """The lines of a file that is being written, and None whenever there is no whole one yet."""
+def _read_lines(path: Path) -> Iterator[bytes | None]:
+    """Yield the lines of a file that is being written, and None while the next line is incomplete."""
     while not path.exists():
         yield None
     with path.open("rb") as file:
-        begun = b""
+        partial = b""
         while True:
-            begun += file.readline()
-            if begun.endswith(b"\n"):
-                yield begun
-                begun = b""
+            partial += file.readline()
+            if partial.endswith(b"\n"):
+                yield partial
+                partial = b""
             else:
                 yield None
 
 
 def app_of(state: ServerState, mirror: Mirror, key: ApiKey, token: str) -> FastAPI:
-    """Returns the console over a mirrored run: the routes that only read, and sessions of the one key."""
+    """Return the console app for a mirrored run: read-only routes, and sessions opened with `key`."""
     store, runs = JobStore(state.database), state.folder / "runs"
     logs = JobLogs(state.folder)
     jobs = JobService(store, state.models, state.files, state.secrets, NOTHING_ALLOWED, logs)
@@ -172,26 +179,34 @@ def app_of(state: ServerState, mirror: Mirror, key: ApiKey, token: str) -> FastA
 async def serve(
     run: RunFolder, folder: Path, tell: Callable[[str], None], end: asyncio.Event, *, resumed: bool = False
 ) -> None:
-    """Serves the console over a run until `end`; `tell` gets the page's address, `folder` is for its own files."""
+    """Serve the console for a run until `end` is set.
+
+    Args:
+        run: The run to show.
+        folder: Folder for the console's database and files.
+        tell: Called with the page's URL.
+        end: Set when the console must stop.
+        resumed: Whether the run was resumed.
+    """
     state = ServerState(StateLocations(folder), NOTHING_ALLOWED)
     try:
         key, token = state.keys.create("this run", ["read"])
         with reserved_port(HOST, 0) as port:
             while not run.job():
-                if await _ends(end):
+                if await _wait_for_end(end):
                     return
             mirror = await asyncio.to_thread(Mirror, JobStore(state.database), folder / "runs", run, key.id, resumed)
             async with listening(app_of(state, mirror, key, token), HOST, port, stop_s=STOP_S):
                 tell(f"http://{HOST}:{port}/#key={token}")
                 await asyncio.to_thread(mirror.catch_up)
-                while not await _ends(end):
+                while not await _wait_for_end(end):
                     await asyncio.to_thread(mirror.catch_up)
     finally:
         state.close()
 
 
-async def _ends(end: asyncio.Event) -> bool:
-    """Waits a moment; returns whether it is the end."""
+async def _wait_for_end(end: asyncio.Event) -> bool:
+    """Wait up to POLL_S seconds and return whether `end` is set."""
     try:
         async with asyncio.timeout(POLL_S):
             return await end.wait()
@@ -203,13 +218,13 @@ async def main(run: Path, resumed: bool) -> None:
     end = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def ended() -> None:
-        loop.remove_reader(sys.stdin.fileno())  # at its end it stays readable
+    def stop() -> None:
+        loop.remove_reader(sys.stdin.fileno())  # a closed pipe stays readable
         end.set()
 
-    loop.add_reader(sys.stdin.fileno(), ended)
+    loop.add_reader(sys.stdin.fileno(), stop)
     with tempfile.TemporaryDirectory(prefix="agent-rft-console-") as folder:
-        await serve(RunFolder(run), Path(folder), lambda address: print(address, flush=True), end, resumed=resumed)
+        await serve(RunFolder(run), Path(folder), lambda url: print(url, flush=True), end, resumed=resumed)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The server's own log: failures with request ids and tracebacks, without secrets, in files of bounded size.
+"""The server's log: failures with request ids and tracebacks, without secrets, in files of bounded size.
 
-Each replica of the API writes `logs/server-N.log` in the server's folder. `agent-rft serve` copies new records to its
-standard error, because the replicas are processes of Ray whose output goes to Ray's session folder.
+Each API replica writes `logs/server-N.log` in the server's folder. `agent-rft serve` copies new records to its standard
+error, because the replicas are Ray processes and their output goes to Ray's session folder.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from agent_rft.serve.http.access_log import BoundedLog
 FOLDER, PATTERN = "logs", "server-*.log"
 MAX_BYTES = 16 * 2**20
 MAX_RECORD_CHARS = 16_000
-"""A record keeps its beginning and its end, where the request and the cause are."""
+"""Longer records lose their middle; the request is at the beginning and the cause at the end."""
 POLL_S = 0.5
 CHUNK_BYTES = 1 << 20
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|DATABASE", re.IGNORECASE)
 MIN_SECRET_CHARS = 8
-"""Shorter values of variables with such names are numbers and switches, not secrets."""
+"""Shorter values of variables with secret names are numbers and switches, not secrets."""
 _SECRETS = re.compile(
     r"(?P<bearer>\b(?:bearer|basic)\s+)[^\s'\",)\\]+"
     r"|(?P<key>\b(?:sk|whsec)[-_])[\w+/=-]{6,}"
@@ -40,22 +40,22 @@ _SECRETS = re.compile(
 
 
 class ServerLog(logging.Handler):
-    """Writes warnings and errors of all loggers of a process to a file.
+    """Handler that writes the warnings and errors of all loggers of a process to a file, without secrets.
 
-    Secrets are removed: values of the environment's secret variables, keys, credentials in URLs, and input that a
-    validation error quotes. SQL parameters never arrive here, since the database engine hides them.
+    It removes values of secret environment variables, keys, credentials in URLs, and input quoted by validation errors.
+    SQL parameters never reach it, since the database engine hides them.
     """
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES, environment: Mapping[str, str] = os.environ) -> None:
         super().__init__(logging.WARNING)
         self._lines = BoundedLog(path, max_bytes)
         values = {value.strip() for name, value in environment.items() if _SECRET_NAME.search(name)}
-        # The longest first, because a value may contain another.
+        # Longest first, because a value may contain a shorter one.
         self._values = sorted((value for value in values if len(value) >= MIN_SECRET_CHARS), key=len, reverse=True)
 
     @classmethod
     def of_replica(cls, folder: Path, replica: int) -> ServerLog:
-        """Return the log of a replica of the server in `folder`."""
+        """Return the log of a replica of the server whose folder is `folder`."""
         return cls(folder / FOLDER / f"server-{replica}.log")
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -73,7 +73,7 @@ class ServerLog(logging.Handler):
         text = str(plain(text))
         if len(text) > MAX_RECORD_CHARS:
             half = MAX_RECORD_CHARS // 2
-            text = f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"
+            text = f"{text[:half]}\n... {len(text) - 2 * half:,} characters omitted ...\n{text[-half:]}"
         return text
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class ServerLog(logging.Handler):
 class LogFollower:
     """Context manager that copies new records of a server's logs to `write`, in a separate thread.
 
-    A `write` that raises OSError or ValueError, such as that of a closed terminal, ends the copying and nothing else.
+    If `write` raises OSError or ValueError, for example because the terminal was closed, only the copying stops.
     """
 
     def __init__(self, folder: Path, write: Callable[[str], object], poll_s: float = POLL_S) -> None:

@@ -1,4 +1,4 @@
-"""The services behind the routes: jobs with their manager, models with their engines, on one cluster."""
+"""The services behind the routes: the job manager and the served models of one cluster."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def routers_of(
     deadlines: Deadlines = DEADLINES,
     pace: Pace | None = None,
 ) -> Sequence[APIRouter]:
-    """Returns the routers of the whole API; `pace` is that of streams."""
+    """Return all routers of the API; `pace` limits the job streams."""
     store, trials, runs = jobs.store, Trials(operator), state.folder / "runs"
     return (
         files.make_router(state.files, operator.limits.max_uploads, deadlines),
@@ -70,7 +70,7 @@ def routers_of(
 
 
 class Services:
-    """Builds the routers and what they call; `run` must run in the event loop that serves them."""
+    """The routers and the services that they call; call `run` in the event loop that serves the routers."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Services:
         self.routers = routers_of(state, operator, self._jobs, launcher, self._models, deadlines)
 
     async def run(self) -> None:
-        """Manages jobs and served models until cancelled."""
+        """Manage jobs and served models until cancelled."""
         self._loop = asyncio.get_running_loop()
         try:
             await asyncio.gather(self._manager.run(), self._models.run())
@@ -98,7 +98,7 @@ class Services:
             self._loop = None
 
     def _wake(self) -> None:
-        """Tells the manager, from any thread, that a job was created."""
+        """Notify the job manager that a job was created or changed; safe to call from any thread."""
         if self._loop is not None:
-            with suppress(RuntimeError):  # the loop was closed in the meantime
+            with suppress(RuntimeError):  # the loop was closed concurrently
                 self._loop.call_soon_threadsafe(self._manager.wake)

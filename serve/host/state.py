@@ -1,6 +1,6 @@
 """The state that a server keeps between starts: its database, its files and its secret key.
 
-All of it is in one folder, unless the database or the files are configured to be elsewhere.
+It is in one folder, unless the database or the files are configured to be elsewhere.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ FIRST_KEY = "first key"
 FIRST_KEY_LOCK, MODELS_LOCK = 0x6B657973, 0x6D6F6465
 LOCATIONS_FILE = "places.json"
 SIGNS = (KEY_FILE, LOCATIONS_FILE, "state.db")
-"""Files by which a server's folder is known."""
+"""Files that identify a folder as a server's folder."""
 DATABASE_VARIABLE, FILES_VARIABLE = "AGENT_RFT_DATABASE", "AGENT_RFT_FILES"
 _log = logging.getLogger("agent_rft.serve")
 
 
 @dataclass(frozen=True, slots=True)
 class StateLocations:
-    """Where a server's state is.
+    """The locations of a server's state.
 
     `database` is a PostgreSQL URL, or None for a file in `folder`; `files` is an fsspec URL, or None for a subfolder.
     """
@@ -51,14 +51,14 @@ class StateLocations:
 
     @classmethod
     def of_folder(cls, folder: Path, environment: Mapping[str, str] = os.environ) -> StateLocations:
-        """Reads the locations from the environment, else from the folder, where `save` wrote them."""
+        """Load the locations from the environment, or else from the folder, where `save` wrote them."""
         path = folder / LOCATIONS_FILE
         saved = json.loads(path.read_text()) if path.exists() else {}
         database = variable(environment, DATABASE_VARIABLE) or saved.get("database")
         return cls(folder, database, variable(environment, FILES_VARIABLE) or saved.get("files"))
 
     def save(self) -> None:
-        """Writes the locations to the folder, readable only by its owner: a URL may contain a password."""
+        """Write the locations to the folder; only the owner can read the file, since a URL may contain a password."""
         path = self.folder / LOCATIONS_FILE
         temporary = path.with_suffix(f".{secrets.token_hex(8)}")
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -67,16 +67,16 @@ class StateLocations:
 
 
 class ServerState:
-    """The stores of a server, opened."""
+    """The open stores of a server."""
 
     def __init__(self, locations: StateLocations, operator: Operator) -> None:
-        """Opens the stores and creates those that do not exist yet.
+        """Open the stores and create the missing ones.
 
         Raises:
-            UserError: the folder, the database, the location of the files or the checkpoint store cannot be used.
+            UserError: The folder, the database, the location of the files or the checkpoint store cannot be used.
         """
         self.folder = folder = locations.folder
-        open_store(operator)  # a wrong setting is found here, not by a job
+        open_store(operator)  # reports a wrong setting now instead of in a job
         try:
             make_private(folder, SIGNS)
             self.secrets = SecretBox.of_folder(folder)
@@ -91,9 +91,9 @@ class ServerState:
         self.models = ModelRegistry(self.database, operator.aliases)
 
     def first_key(self) -> str | None:
-        """Creates an admin key and returns its token, or returns None if the server has a key already.
+        """Create an admin key and return its token, or return None if the server already has a key.
 
-        Of several servers that start at the same time on one database, only one creates the key.
+        If several servers start concurrently on one database, only one of them creates the key.
         """
         with self.database.exclusive(FIRST_KEY_LOCK):
             if self.keys.list():
@@ -104,13 +104,13 @@ class ServerState:
 
     @asynccontextmanager
     async def models_lock(self) -> AsyncIterator[None]:
-        """Lets one replica of the API at a time decide which models are served; must not be cancelled."""
+        """Context manager that lets one API replica at a time start and stop served models; do not cancel it."""
         with ExitStack() as stack:
             await asyncio.to_thread(stack.enter_context, self.database.exclusive(MODELS_LOCK))
             yield
 
     async def run_sweeps(self) -> None:
-        """Deletes expired files until cancelled."""
+        """Delete expired files periodically until cancelled."""
         while True:
             try:
                 await asyncio.to_thread(self.files.sweep)

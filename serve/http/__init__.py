@@ -1,4 +1,4 @@
-"""HTTP for all routes: the app, authentication, errors, request bodies, pages and response schemas.
+"""The HTTP layer that all routes share: app, authentication, errors, request bodies, pages and response schemas.
 
-Nothing here knows a particular route, a job or a model.
+It does not depend on individual routes, jobs or models.
 """

@@ -1,7 +1,7 @@
-"""The access log: one JSON object a line for each request, in files of the server's folder.
+"""The access log: one line of JSON per request, in files in the server's folder.
 
-It has no bodies, no queries, no addresses of clients and no ids of objects, only the template of the route. Its file
-(`BoundedLog`) has a bounded size; lines may be lost, but never fail a request.
+It contains the route template, but no bodies, queries, client addresses or object ids. Its file (`BoundedLog`) has a
+bounded size. A line that cannot be written is lost and does not fail the request.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 MAX_BYTES = 64 * 2**20
-"""Size at which a file becomes `*.1`, replacing the one before it."""
+"""Size at which a file is renamed to `*.1`, which replaces the previous `*.1`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A request that ended. `key` is the id of its API key, None without a valid one; `ms` ends with the answer."""
+    """A completed request.
+
+    `key` is the id of its API key, or None without a valid key; `ms` is the time until the response ended.
+    """
 
     time: str
     request_id: str
@@ -31,12 +34,12 @@ class Access:
 
 
 def now() -> str:
-    """Returns the time in UTC, with milliseconds."""
+    """Return the current UTC time in ISO format, with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 class AccessLog:
-    """Appends requests to a bounded file."""
+    """Log of requests in a file of bounded size."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self._lines = BoundedLog(path, max_bytes)
@@ -52,9 +55,9 @@ class AccessLog:
 
 
 class BoundedLog:
-    """Appends lines to a file that only its owner can read; a full disk loses lines, not requests.
+    """Log file of bounded size that only its owner can read. If the disk is full, lines are lost and nothing is raised.
 
-    At `max_bytes` the file is renamed to `*.1`, which replaces the one before. Methods may be called in any thread.
+    At `max_bytes` the file is renamed to `*.1`, which replaces the previous `*.1`. Methods are thread-safe.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:

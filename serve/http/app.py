@@ -1,4 +1,4 @@
-"""The API as one FastAPI app: routers, the frame around them, health checks and the OpenAPI page."""
+"""The API as one FastAPI app: routers, middleware, health checks and the OpenAPI page."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from agent_rft.spec.operator.config import ServerLimits
 from agent_rft.wire.errors import ApiError
 
 CHECK_S = 3.0
-"""Seconds after which a check that has not ended reports its dependency as missing."""
+"""Timeout of a health check in seconds; after it the dependency is reported as missing."""
 Checks = Mapping[str, Callable[[], None]]
-"""Functions that block and that raise if the dependency of this name cannot be used."""
+"""Blocking functions by dependency name; each raises if its dependency is unavailable."""
 NO_CHECKS: Checks = MappingProxyType({})
 
 
 class Dependencies:
-    """Runs `checks` in threads, each of them once at a time however many requests wait for it."""
+    """Runs health checks in threads. Concurrent requests share one run of each check."""
 
     def __init__(self, checks: Checks, timeout_s: float = CHECK_S) -> None:
         self._checks = checks
@@ -39,10 +39,10 @@ class Dependencies:
         self._running: dict[str, asyncio.Task[str]] = {}
 
     async def missing(self) -> dict[str, str]:
-        """Return the missing dependencies, each with the type of the error for the server's log."""
+        """Return the unavailable dependencies, each with the error type for the server's log."""
         for name, check in self._checks.items():
             if name not in self._running or self._running[name].done():
-                self._running[name] = asyncio.create_task(_error_of(check))
+                self._running[name] = asyncio.create_task(_run_check(check))
         tasks = dict(self._running)
         if tasks:
             await asyncio.wait(tasks.values(), timeout=self._timeout_s)
@@ -51,18 +51,18 @@ class Dependencies:
         return {name: error for name, error in errors.items() if error}
 
 
-async def _error_of(check: Callable[[], None]) -> str:
+async def _run_check(check: Callable[[], None]) -> str:
     try:
         await asyncio.to_thread(check)
-    except Exception as error:  # noqa: BLE001 - whatever a database or a file system raises, it cannot be used
+    except Exception as error:  # noqa: BLE001 - any exception means that the dependency is unavailable
         return type(error).__name__
     return ""
 
 
 def add_health(app: FastAPI, checks: Checks) -> None:
-    """Add `/health` for a live process and `/health/ready` for its dependencies. Neither needs an API key.
+    """Add `/health`, which checks the process, and `/health/ready`, which checks its dependencies.
 
-    A restart repairs a process that does not answer, but no missing dependency.
+    Neither requires an API key. They are separate because a restart repairs a hanging process, but not a dependency.
     """
     dependencies = Dependencies(checks)
 
@@ -105,22 +105,31 @@ def create_app(
     key_cache_s: float = KEY_CACHE_S,
     checks: Checks = NO_CHECKS,
 ) -> FastAPI:
-    """Returns an app that serves `routers` below `/v1`.
+    """Return an app that serves `routers` below `/v1`.
 
-    `lifespan` is entered before the first request and exited after the last one; `recorder` records each request.
-    `behind_proxy` is for Ray Serve's proxy, which assigns request ids, writes them to the responses and cancels the
-    requests of clients that disconnected. `access_log` gets each request, `audit` each that changes something.
-    `sessions` finds the keys of cookies; `key_cache_s` is how long what was found is used again.
-    `checks` are those of `/health/ready`.
+    Args:
+        routers: Routers of the API.
+        keys: Finds API keys by token.
+        limits: Limits on bodies, connections and request rates.
+        deadlines: Deadlines for clients.
+        rate: Rate limit; None builds one from `limits`.
+        lifespan: Entered before the first request and exited after the last one.
+        recorder: Records a metric for each request.
+        behind_proxy: Whether Ray Serve's proxy assigns request ids and cancels the requests of disconnected clients.
+        access_log: Log of all requests.
+        audit: Log of the requests that change something.
+        sessions: Finds API keys by session cookie.
+        key_cache_s: Seconds that a found key is cached.
+        checks: Checks of `/health/ready`.
     """
     app = FastAPIOffline(
         title="agent-rft",
         version=version("agent-rft"),
         description="Agent reinforcement fine-tuning on your own cluster, through OpenAI's API.",
         lifespan=lifespan,
-        default_response_class=JSONResponse,  # by default pydantic writes the JSON, with other floats
+        default_response_class=JSONResponse,  # pydantic, the default, formats floats differently
         redirect_slashes=False,
-        redoc_url=None,  # a second page of the same, whose script loads a logo from another host
+        redoc_url=None,  # it duplicates /docs, and its script loads a logo from another host
         static_url="/docs/files",
     )
     rate = rate or RateLimit(limits.requests_per_minute)

@@ -1,4 +1,4 @@
-"""Which requests are recorded in the audit log, and as what."""
+"""The requests that the audit log records, with the action that each one is recorded as."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ACTIONS = {
 
 
 class Auditor(Protocol):
-    """The part of agent_rft.serve.stores.audit.AuditLog that requests need."""
+    """The method of agent_rft.serve.stores.audit.AuditLog that requests need."""
 
     def append(
         self,
@@ -44,17 +44,17 @@ class Auditor(Protocol):
 
 
 def action_of(scope: Scope) -> str | None:
-    """Returns what a request does, or None if it is not recorded."""
+    """Return the action of a request, or None if the audit log does not record it."""
     return ACTIONS.get((scope["method"], str(getattr(scope.get("route"), "path", ""))))
 
 
 def made(request: Request, object_id: str) -> None:
-    """Tells the audit log the id of the object that a request made."""
+    """Set the id of the object that a request created, for the audit log."""
     request.state.made = object_id
 
 
 def object_of(scope: Scope) -> str | None:
-    """Returns the id of the object that a request made or named."""
+    """Return the id of the object that a request created, or of the object in its path."""
     found = scope["state"].get("made")
     return found or next(iter(scope.get("path_params", {}).values()), None)
 

@@ -1,6 +1,6 @@
-"""Authentication by `Authorization: Bearer sk-rft-...` or a session's cookie, a rate limit for each key, and scopes.
+"""Authentication by `Authorization: Bearer sk-rft-...` or session cookie, rate limits per key, and scopes.
 
-The frame authenticates every request below `/v1` before it reads the body; a route only declares its scope.
+The middleware authenticates every request below `/v1` before it reads the body; a route only declares its scope.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from agent_rft.serve.stores.keys import ApiKey, Scope
 from agent_rft.wire.errors import ApiError
 
 FAILED_LOGINS, ALL_FAILED_LOGINS = 20, 400
-"""Requests with a wrong key that an address, and all together, may send at once and again in each minute."""
+"""Maximum requests with a wrong key per minute, per address and in total; also the maximum bursts."""
 MAX_ADDRESSES = 10_000
 BURST_S = 10.0
-"""A key may save up at most this long of unused rate."""
+"""Seconds of unused rate that a key can save up for a burst."""
 MAX_CACHED_KEYS = 10_000
 UNKNOWN_LOOKUPS = 4
-"""Keys that were not valid before and are looked up at the same time."""
+"""Concurrent lookups of keys that are not in the cache."""
 KEY_CACHE_S = 1.0
-"""How long a key is cached, and so how long a revoked key may still work."""
+"""Seconds that a valid key is cached. A revoked key may work for this long."""
 
 
 class KeyFinder(Protocol):
-    """The part of the stores of keys and of sessions that authentication needs."""
+    """The method of the key store and the session store that authentication needs."""
 
     def find(self, token: str) -> ApiKey | None: ...
 
 
 class NoSessions:
-    """The sessions of an app without a console."""
+    """KeyFinder for an app without a console; it finds no sessions."""
 
     def find(self, token: str) -> ApiKey | None:
         return None
@@ -53,7 +53,7 @@ class _Bucket:
 
 
 class RateLimit:
-    """A token bucket for each key, local to this process."""
+    """One token bucket per API key, in this process only."""
 
     def __init__(self, requests_per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._default = requests_per_minute
@@ -61,7 +61,7 @@ class RateLimit:
         self._buckets: dict[str, _Bucket] = {}
 
     def wait_s(self, key: ApiKey) -> float:
-        """Takes a token and returns 0, or returns the seconds until a token is available."""
+        """Take a token and return 0, or return the seconds until a token is available."""
         rate_per_s = (key.requests_per_minute or self._default) / 60
         capacity, now = max(rate_per_s * BURST_S, 1.0), self._clock()
         bucket = self._buckets.pop(key.id, None) or _Bucket(capacity, now)
@@ -77,23 +77,23 @@ class RateLimit:
 
 
 class FailedLogins:
-    """Counts requests with a wrong key, by address and in total; local to this process, of bounded memory.
+    """Counts of requests with a wrong key, per address and in total, in this process and with bounded memory.
 
-    A right key is never refused for the wrong ones of others, who may have the same address behind a proxy.
+    Requests with a valid key are never refused because of them: clients behind a proxy share its address.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._all = _Bucket(float(ALL_FAILED_LOGINS), clock())
-        self._of: dict[str, _Bucket] = {}
+        self._by_address: dict[str, _Bucket] = {}
 
     def wait_s(self, client: str) -> float:
-        """Counts a failure and returns 0, or returns the seconds until another one is answered with 401."""
+        """Count a failed login and return 0, or return the seconds until the address may fail again."""
         address, now = network_of(client), self._clock()
-        own = self._of.pop(address, None) or _Bucket(float(FAILED_LOGINS), now)
-        self._of[address] = own  # reinserted at the end: the first entry is the least recently used
-        if len(self._of) > MAX_ADDRESSES:
-            del self._of[next(iter(self._of))]
+        own = self._by_address.pop(address, None) or _Bucket(float(FAILED_LOGINS), now)
+        self._by_address[address] = own  # reinserted at the end: the first entry is the least recently used
+        if len(self._by_address) > MAX_ADDRESSES:
+            del self._by_address[next(iter(self._by_address))]
         buckets = (own, FAILED_LOGINS), (self._all, ALL_FAILED_LOGINS)
         for bucket, size in buckets:
             bucket.tokens = min(bucket.tokens + (now - bucket.at) * size / 60, size)
@@ -107,7 +107,7 @@ class FailedLogins:
 
 
 class Authenticator:
-    """Finds the key of a request and applies its rate limit."""
+    """Finds the API key of a request and applies the key's rate limit."""
 
     def __init__(
         self,
@@ -127,41 +127,52 @@ class Authenticator:
         self._unknown = asyncio.Semaphore(UNKNOWN_LOOKUPS)
 
     async def key_of(self, authorization: str, client: str = "", session: str = "") -> ApiKey:
-        """Returns the key that an Authorization header of a client's address names, or without one its session's.
+        """Return the API key of an Authorization header, or of the session if the header is empty.
+
+        Args:
+            authorization: Value of the header.
+            client: The client's IP address.
+            session: Token of the session cookie.
 
         Raises:
-            ApiError: 401 if the key is missing, invalid, expired or revoked, 429 if it is over its rate limit or if
-                there were too many wrong keys.
+            ApiError: 401 if the key is missing, invalid, expired or revoked. 429 if the key exceeds its rate limit or
+                the client sent too many wrong keys.
         """
         scheme, _, token = authorization.partition(" ")
         if not authorization and session:
             key = await self._find(session, self._sessions)
         elif scheme.lower() != "bearer" or not token:
-            raise _unauthorized("Missing API key: send Authorization: Bearer sk-rft-...", "missing_api_key")
+            raise _unauthorized_error(
+                "The API key is missing. Send the header Authorization: Bearer sk-rft-...", "missing_api_key"
+            )
         else:
             key = await self._find(token.strip(), self._keys)
         if key is None:
             wait_s = self._failed.wait_s(client)
             if wait_s > 0:
-                message = f"Too many requests with a wrong API key; try again in {wait_s:.1f} s, with another one."
-                raise _too_many(message, "too_many_failed_logins", wait_s)
+                message = f"Too many requests with a wrong API key. Try another key in {wait_s:.1f} s."
+                raise _rate_limit_error(message, "too_many_failed_logins", wait_s)
             if not authorization:
-                raise _unauthorized("The session has ended, or its API key was revoked: log in again.", "session_ended")
-            raise _unauthorized("Invalid, expired or revoked API key.", "invalid_api_key")
+                raise _unauthorized_error(
+                    "The session has expired, or its API key was revoked. Log in again.", "session_ended"
+                )
+            raise _unauthorized_error("The API key is invalid, expired or revoked.", "invalid_api_key")
         wait_s = self._rate.wait_s(key)
         if wait_s > 0:
-            message = f"The rate limit of this API key is exceeded; try again in {wait_s:.1f} s."
-            raise _too_many(message, "rate_limit_exceeded", wait_s)
+            message = f"The API key exceeds its rate limit. Try again in {wait_s:.1f} s."
+            raise _rate_limit_error(message, "rate_limit_exceeded", wait_s)
         return key
 
     async def _find(self, token: str, among: KeyFinder) -> ApiKey | None:
-        digest = hashlib.sha256(f"{among is self._keys} {token}".encode()).digest()  # no session is a key
+        digest = hashlib.sha256(
+            f"{among is self._keys} {token}".encode()
+        ).digest()  # a session token must not match an API key
         cached = self._cache.get(digest)
         if cached is not None and self._clock() < cached[1]:
             return cached[0]
         if cached is not None:
             key = await run_in_threadpool(among.find, token)
-        else:  # a flood of wrong keys waits here for itself, and not for the threads of all others
+        else:  # a flood of wrong keys must not occupy the threads that other requests need
             async with self._unknown:
                 key = await run_in_threadpool(among.find, token)
         self._cache.pop(digest, None)
@@ -173,41 +184,43 @@ class Authenticator:
 
 
 def requires(scope: Scope) -> Callable[..., Awaitable[ApiKey]]:
-    """Returns a dependency that gives the request's key, or raises ApiError 403 if the key lacks `scope`."""
+    """Return a FastAPI dependency that returns the request's key, or raises ApiError 403 if the key lacks `scope`."""
 
     async def check(request: Request, _: Annotated[Any, Security(_bearer)]) -> ApiKey:
         key: ApiKey = request.state.api_key
         if not key.may(scope):
-            raise _lacks(scope, f"This API key has the scopes {', '.join(key.scopes)}; this route requires {scope}.")
+            raise _insufficient_scope_error(
+                scope, f"This route requires the scope {scope}. The API key has only {', '.join(key.scopes)}."
+            )
         return key
 
     return check
 
 
 def check_may_change(key: ApiKey, owner: str | None, what: str) -> None:
-    """Checks that a key may change or delete an object: its own, one of an unknown owner, or any with `admin`.
+    """Check that a key may change or delete an object: it is the owner, the owner is unknown, or it has `admin`.
 
     Raises:
-        ApiError: 403.
+        ApiError: 403, the key may not change the object.
     """
     if owner not in (None, key.id) and not key.may("admin"):
         scopes = ", ".join(key.scopes)
-        message = f"Another API key made this {what}; changing it requires admin, this key has the scopes {scopes}."
-        raise _lacks("admin", message)
+        message = f"Only its owner and admins can change this {what}. The API key has only the scopes {scopes}."
+        raise _insufficient_scope_error("admin", message)
 
 
-def _lacks(scope: Scope, message: str) -> ApiError:
+def _insufficient_scope_error(scope: Scope, message: str) -> ApiError:
     headers = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{scope}"'}
     return ApiError(403, message, code="insufficient_scope", type="permission_error", headers=headers)
 
 
-def _too_many(message: str, code: str, wait_s: float) -> ApiError:
+def _rate_limit_error(message: str, code: str, wait_s: float) -> ApiError:
     headers = {"Retry-After": str(math.ceil(wait_s)), "Retry-After-Ms": str(math.ceil(wait_s * 1000))}
     return ApiError(429, message, code=code, type="rate_limit_error", headers=headers)
 
 
 def network_of(client: str) -> str:
-    """Returns an IPv4 address, or the /64 network of an IPv6 address, all of which one client may use."""
+    """Return an IPv4 address, or the /64 network of an IPv6 address, since one client may use the full network."""
     try:
         address = ip_address(client)
     except ValueError:
@@ -217,13 +230,13 @@ def network_of(client: str) -> str:
     return client
 
 
-def _unauthorized(message: str, code: str) -> ApiError:
+def _unauthorized_error(message: str, code: str) -> ApiError:
     headers = {"WWW-Authenticate": "Bearer"}
     return ApiError(401, message, code=code, type="authentication_error", headers=headers)
 
 
 _bearer = HTTPBearer(auto_error=False, description="An API key: sk-rft-...")
-"""Documents the scheme on the OpenAPI page; the frame does the authentication."""
+"""Documents the scheme on the OpenAPI page; the middleware authenticates."""
 
 Reader = Annotated[ApiKey, Depends(requires("read"))]
 Writer = Annotated[ApiKey, Depends(requires("write"))]

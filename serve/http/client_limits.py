@@ -1,4 +1,4 @@
-"""Bounds for clients: the share of places that one owner (a key, an address) may take, and deadlines."""
+"""Limits for clients: shares of a capacity per owner (API key or address), and deadlines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_rft.wire.errors import ApiError
 
 
 class Shares:
-    """`total` places, of which one owner takes at most `share`: by default half, rounded up."""
+    """Capacity of `total` units, of which one owner may hold at most `share`; the default is half, rounded up."""
 
     def __init__(self, total: int, share: int | None = None) -> None:
         self._free = total
@@ -19,7 +19,7 @@ class Shares:
         self._taken: Counter[str] = Counter()
 
     def take(self, owner: str, count: int = 1) -> bool:
-        """Takes places for `owner` and returns True, or returns False if there are not enough."""
+        """Take units for `owner` and return True, or return False if there are not enough."""
         if count > min(self._free, self._share - self._taken[owner]):
             return False
         self._free -= count
@@ -34,7 +34,10 @@ class Shares:
 
     @contextmanager
     def of(self, owner: str, refusal: ApiError) -> Iterator[Callable[[int], None]]:
-        """Gives a function that takes places or raises `refusal`; the block's end gives them back."""
+        """Context manager that yields a function to take units, which raises `refusal` if there are too few.
+
+        On exit, the units are released.
+        """
         taken = 0
 
         def take(count: int) -> None:
@@ -54,20 +57,20 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds, unless the name says otherwise."""
+    """Deadlines for clients, in seconds."""
 
     headers_s: float = 20.0
-    """From the connection, or from a request's first byte, to the end of its headers."""
+    """Time from the connection, or from a request's first byte, to the end of the headers."""
     body_s: float = 120.0
-    """For a whole body other than an upload."""
+    """Time for a complete body, except an upload."""
     upload_idle_s: float = 60.0
-    """Without any data of an upload."""
+    """Longest pause in an upload."""
     upload_bytes_per_s: float = 16_384.0
-    """An upload must be this fast on average, after `upload_idle_s`."""
+    """Minimum average speed of an upload after `upload_idle_s`, in bytes per second."""
     unread_s: float = 60.0
-    """Without progress of an answer that the client does not read."""
+    """Time in which the client must read some of the response."""
     rest_s: float = 10.0
-    """For the rest of a body that was refused."""
+    """Time for the rest of a request body after the response was sent."""
 
 
 DEADLINES = Deadlines()

@@ -1,6 +1,6 @@
-"""Errors in the wire form: every failed request is answered with `{"error": {message, type, param, code}}`.
+"""Error responses of the API: `{"error": {message, type, param, code}}` with the matching HTTP status.
 
-The answer's status fits the error. It never contains a traceback or a secret.
+They never contain a traceback or a secret.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from agent_rft.spec.reader import field_name, key_path_of
 from agent_rft.wire.errors import MAX_PARAM_CHARS, ApiError, body_of, cut
 
 PREFIX = "/v1"
-"""Where the routes of the API begin."""
-SHOWN_MISTAKES = 5
-INTERNAL = "Internal server error. The server's log (logs/server-*.log in its folder) has the id of this request."
+"""Path prefix of the API's routes."""
+MAX_SHOWN_ERRORS = 5
+INTERNAL = "Internal server error. Search the server's log (logs/server-*.log in its folder) for the request id."
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _MESSAGES = {
     404: "Unknown URL: {method} {path}",
@@ -34,7 +34,7 @@ _MESSAGES = {
 
 
 def not_found(what: str, id: str, param: str) -> ApiError:
-    """Returns the error for an id that does not exist."""
+    """Return the 404 error for an id that does not exist."""
     return ApiError(404, f"No such {what}: {cut(id, 100)}", param=param, code="not_found")
 
 
@@ -43,12 +43,12 @@ def response_of(error: ApiError) -> JSONResponse:
 
 
 def internal_error(cause: str = "") -> ApiError:
-    """Returns the error for an unexpected failure."""
+    """Return the 500 error for an unexpected failure."""
     return ApiError(500, INTERNAL, type="server_error", code="internal_error", cause=cause)
 
 
 def of_unexpected(error: Exception) -> ApiError:
-    """Returns the error for an exception that no route expects: 503 if the database is unavailable, else 500."""
+    """Return the error for an unexpected exception: 503 if the database is unavailable, otherwise 500."""
     if not is_unavailable(error):
         return internal_error()
     message = "The server's database is unavailable. Try again in a few seconds."
@@ -63,7 +63,10 @@ def of_unexpected(error: Exception) -> ApiError:
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Gives `app`'s errors the wire form, except unexpected exceptions, which `agent_rft.serve.http.frame` handles."""
+    """Install handlers that return errors in the API's format.
+
+    `agent_rft.serve.http.frame` handles unexpected exceptions.
+    """
 
     @app.exception_handler(ApiError)
     async def _api_error(request: Request, error: ApiError) -> JSONResponse:
@@ -72,15 +75,15 @@ def install_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return response_of(_of_validation(error.errors(), error.body))
+        return response_of(_from_validation_errors(error.errors(), error.body))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
-        return response_of(_of_http(request, error))
+        return response_of(_from_http_exception(request, error))
 
     @app.exception_handler(NoSlot)
     async def _no_slot(request: Request, error: NoSlot) -> JSONResponse:
-        message = f"Too many graders and tools are being tried at the same time: {error}. Try again in a moment."
+        message = f"Too many trials of graders and tools are running: {error}. Try again in a moment."
         return response_of(too_many(message, "too_many_trials", 5))
 
     @app.exception_handler(UserError)
@@ -89,29 +92,29 @@ def install_handlers(app: FastAPI) -> None:
 
 
 def too_many(message: str, code: str, retry_s: int) -> ApiError:
-    """Returns the error for a bound on what is in progress; clients try again after `retry_s`."""
+    """Return the 429 error for too many concurrent requests; clients retry after `retry_s`."""
     return ApiError(429, message, code=code, type="rate_limit_error", headers={"Retry-After": str(retry_s)})
 
 
 def not_ready(error: RftError, retry_s: int) -> ApiError:
-    """Returns the error for a request that succeeds later; clients try again after `retry_s`."""
-    message = f"Not ready: {error.message}. Try again in some seconds."
+    """Return the 503 error for a request that will succeed later; clients retry after `retry_s`."""
+    message = f"The result is not ready: {error.message}. Try again in a few seconds."
     return ApiError(503, message, code="not_ready", type="server_error", headers={"Retry-After": str(retry_s)})
 
 
 def of_user_error(error: UserError, param: str | None = None) -> ApiError:
-    """Returns a UserError of the layers below as a 400; the first problem of an InvalidJob sets `param`."""
+    """Return the 400 error for a UserError of the layers below; the first problem of an InvalidJob sets `param`."""
     if not isinstance(error, InvalidJob) or not error.problems:
         return ApiError(400, error.public, param=param, code="invalid_request")
     first = error.problems[0]
-    shown = map(for_client, error.problems[:SHOWN_MISTAKES])
+    shown = map(for_client, error.problems[:MAX_SHOWN_ERRORS])
     texts = [f"{problem.field}: {problem.message}; {problem.remedy}" for problem in shown]
     return ApiError(400, "\n".join(texts), param=first.field, code=first.code)
 
 
-def _of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
-    mistakes: list[tuple[str | None, str, str]] = []
-    for error in errors[:SHOWN_MISTAKES]:  # there may be one for each value of a large body
+def _from_validation_errors(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
+    found: list[tuple[str | None, str, str]] = []
+    for error in errors[:MAX_SHOWN_ERRORS]:  # a large body may have an error per value
         origin, *loc = error["loc"]
         kind = str(error["type"])
         if kind == "json_invalid":
@@ -120,27 +123,27 @@ def _of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
         raw = body if origin == "body" else dict.fromkeys(loc)
         place = key_path_of(loc, raw, missing=bool(loc) and kind == "missing")
         message = str(error["msg"]).removeprefix("Value error, ")
-        mistakes.append((cut(field_name(place), MAX_PARAM_CHARS) or None, message, kind))
-    param, _, kind = mistakes[0]
-    texts = [f"{place}: {message}" if place else message for place, message, _ in mistakes]
+        found.append((cut(field_name(place), MAX_PARAM_CHARS) or None, message, kind))
+    param, _, kind = found[0]
+    texts = [f"{place}: {message}" if place else message for place, message, _ in found]
     code = "missing_required_parameter" if kind == "missing" else "invalid_value"
     code = "unknown_parameter" if kind == "extra_forbidden" else code
     return ApiError(400, "; ".join(texts), param=param, code=code)
 
 
-def _of_http(request: Request, error: HTTPException) -> ApiError:
+def _from_http_exception(request: Request, error: HTTPException) -> ApiError:
     status = 400 if error.status_code == 422 else error.status_code
-    form = _MESSAGES.get(status, str(error.detail))
-    message = form.format(method=request.method, path=cut(request.url.path, 200))
+    template = _MESSAGES.get(status, str(error.detail))
+    message = template.format(method=request.method, path=cut(request.url.path, 200))
     if status == 404 and _is_route_without_prefix(request):
-        message += f". The API is below {PREFIX}: set the base URL to {cut(base_url(request), MAX_PARAM_CHARS)}"
+        message += f". Set the base URL to {cut(base_url(request), MAX_PARAM_CHARS)}"
     code = {404: "unknown_url", 405: "method_not_allowed", 413: "too_large"}.get(status)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return ApiError(status, message, code=code, type=kind, headers=error.headers)
 
 
 def base_url(request: Request) -> str:
-    """Return the base URL for clients, by the host that the request names."""
+    """Return the base URL for clients, with the host from the request."""
     return str(request.base_url).rstrip("/") + PREFIX
 
 

@@ -1,10 +1,10 @@
-"""The frame around all routes: request ids, authentication, cookies, limits on bodies, unexpected errors and metrics.
+"""Middleware for all routes: request ids, authentication, session cookies, body limits, unexpected errors and metrics.
 
-Every request has an id, which its response carries. Every request below `/v1` is authenticated before its body is read.
-No body exceeds its size limit or contains values that cannot be stored, and one key has only a share of the requests
-and bodies in progress. Unexpected exceptions are answered in the wire form too.
+Each request has an id, which its response repeats. Requests below `/v1` are authenticated before their body is read.
+Bodies are limited in size and cannot contain values that cannot be stored. One key can have only a share of the
+requests and bodies in progress. Unexpected exceptions also get a response in the API's error format.
 
-Pure ASGI: responses, streams included, are passed on as they are produced.
+The middleware is plain ASGI, so responses, including streams, are not buffered.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from agent_rft.serve.stores.database import DatabaseError, is_unavailable, reaso
 from agent_rft.wire.errors import ApiError
 
 UPLOADS = "/v1/files"
-"""The one route whose body is not JSON; it reads its body and limits its size itself."""
+"""The only route whose body is not JSON. It reads and limits the body itself."""
 GUARDED = "/v1/"
 WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 CHANGE_NOTHING = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_BODIES = 128
-"""Bodies of the largest size that are in memory at a time."""
+"""Bodies of the maximum size that may be in memory at the same time."""
 METHODS, OTHER = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}), "other"
 NO_ANSWER = 499
-"""The status in metrics of a request whose client disconnected before the response started (nginx's code)."""
+"""Status in metrics if the client disconnected before the response started (nginx's code)."""
 _PLAIN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _log = logging.getLogger("agent_rft.serve")
 
 
 class Frame:
-    """Wraps an ASGI app.
+    """ASGI middleware around the app.
 
-    `behind_proxy`: a proxy writes the request's id to the response and cancels the request if its client disconnects.
+    With `behind_proxy`, a proxy writes the request id to the response and cancels requests of disconnected clients.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class Frame:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        request_id = given if _PLAIN_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
+        client_id = headers.get("x-request-id", "")
+        request_id = client_id if _PLAIN_ID.fullmatch(client_id) else f"req_{secrets.token_hex(16)}"
         scope.setdefault("state", {})["request_id"] = request_id
         start, status, started, ended = time.monotonic(), NO_ANSWER, False, False
         arrived = now()
@@ -94,7 +94,7 @@ class Frame:
             nonlocal started, status, ended
             if message["type"] == "http.response.start":
                 started, status = True, message["status"]
-                await self._record_act(scope, status)  # first: an act that a client knows of is recorded
+                await self._audit_action(scope, status)  # before the client gets the response
                 if not self._behind_proxy:
                     MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
@@ -107,13 +107,13 @@ class Frame:
             if self._behind_proxy or not isinstance(admitted, _Replay):
                 await answer
             else:
-                await _until_disconnect(answer, receive, lambda: ended)
+                await _await_until_disconnect(answer, receive, lambda: ended)
         except ApiError as error:
             scope["state"]["failure"] = error
             await response_of(error)(scope, receive, send_with_id)
         except ClientDisconnect:
             _log.info("%s: the client disconnected", request_id)
-        except Exception as error:  # the only handler of unexpected ones: the log has the cause
+        except Exception as error:  # the only handler of unexpected errors; it logs them
             scope["state"]["failure"] = error
             if started:
                 raise
@@ -122,16 +122,18 @@ class Frame:
             held.close()
             _log_failure(scope, status)
             took_s = time.monotonic() - start
-            self._recorder.record(f"api_request_s/{status}/{_method(scope)}/{_route(scope)}", took_s)
+            self._recorder.record(f"api_request_s/{status}/{_method_label(scope)}/{_route_label(scope)}", took_s)
             if self._access_log is not None:
                 key = scope["state"].get("api_key")
                 id = None if key is None else key.id
                 ms = round(took_s * 1000, 1)
-                self._access_log.write(Access(arrived, request_id, id, _method(scope), _route(scope), status, ms))
-            if not started:  # nobody was told, and yet it may have been done
-                await self._record_act(scope, status)
+                self._access_log.write(
+                    Access(arrived, request_id, id, _method_label(scope), _route_label(scope), status, ms)
+                )
+            if not started:  # the change may have been made even though no response was sent
+                await self._audit_action(scope, status)
 
-    async def _record_act(self, scope: Scope, status: int) -> None:
+    async def _audit_action(self, scope: Scope, status: int) -> None:
         key, action = scope["state"].get("api_key"), action_of(scope)
         if self._audit is None or key is None or action is None:
             return
@@ -140,27 +142,27 @@ class Frame:
             await run_in_threadpool(
                 entry, request_id=scope["state"]["request_id"], outcome=outcome_of(status), status=status
             )
-        except DatabaseError as error:  # what was done stays done, and its client is told
-            missing = f"{action} is missing in the audit log"
+        except DatabaseError as error:  # the change is not rolled back, and its response is sent
+            missing = f"{action} is missing from the audit log"
             if _is_outage(scope["state"].get("failure")):
-                scope["state"]["not_audited"] = f"; {missing}"  # for the one line about the failed request
+                scope["state"]["not_audited"] = f"; {missing}"  # appended to the log line of the failed request
             elif is_unavailable(error):
                 _log.error("%s: %s: %s", scope["state"]["request_id"], missing, reason_of(error))
             else:
                 _log.exception("%s: %s", scope["state"]["request_id"], missing)
 
     async def _admit(self, scope: Scope, headers: Headers, receive: Receive, held: ExitStack) -> Receive:
-        """Checks the request and returns the channel from which the app receives its body.
+        """Check the request and return the ASGI receive channel with its body.
 
-        `held` frees what the request takes of its key's shares.
+        `held` releases the request's part of its key's shares.
 
         Raises:
-            ApiError: the request is refused.
+            ApiError: The request is refused.
         """
         if b"\0" in unquote_to_bytes(scope["path"]) + unquote_to_bytes(scope["query_string"]):
-            raise ApiError(400, "The URL contains the character %00.", code="invalid_url")
+            raise ApiError(400, "The URL contains the character %00, which is not allowed.", code="invalid_url")
         if scope["method"] in WITHOUT_BODY and _has_body(headers):
-            message = f"A {scope['method']} request has no body here: send it without one."
+            message = f"A {scope['method']} request must not have a body."
             raise ApiError(400, message, code="unexpected_body")
         if not scope["path"].startswith(GUARDED):
             return receive
@@ -169,16 +171,16 @@ class Frame:
         )
         if not headers.get("authorization") and scope["method"] not in CHANGE_NOTHING:
             check_origin(headers)
-        held.enter_context(self._in_progress.of(key.id, _too_much("requests")))(1)
+        held.enter_context(self._in_progress.of(key.id, _too_many_error("requests")))(1)
         if headers.get("content-encoding", "identity").lower() != "identity":
-            message = "Compressed request bodies are not supported: send the body without Content-Encoding."
+            message = "Compressed request bodies are not supported. Send the body without Content-Encoding."
             raise ApiError(415, message, code="unsupported_media_type")
         if scope["path"] == UPLOADS and scope["method"] == "POST":
             return receive
         try:
             async with asyncio.timeout(self._body_s):
-                take = held.enter_context(self._body_bytes.of(key.id, _too_much("long bodies")))
-                body = await _read(receive, self._max_body_bytes, headers.get("content-length", ""), take)
+                take = held.enter_context(self._body_bytes.of(key.id, _too_many_error("large request bodies")))
+                body = await _read_body(receive, self._max_body_bytes, headers.get("content-length", ""), take)
         except TimeoutError:
             message = f"The request body did not arrive within {self._body_s:g} s."
             raise ApiError(408, message, code="timeout") from None
@@ -187,32 +189,32 @@ class Frame:
         return _Replay(body, receive)
 
 
-async def _until_disconnect(answer: Awaitable[None], receive: Receive, ended: Callable[[], bool]) -> None:
-    """Awaits `answer`, and cancels it if the client disconnects before it has received the whole response.
+async def _await_until_disconnect(answer: Awaitable[None], receive: Receive, ended: Callable[[], bool]) -> None:
+    """Await `answer`, but cancel it if the client disconnects before the response is complete.
 
-    The body has been read already: the only message that can still arrive is the disconnect.
+    The request body has already been read, so the only message that can still arrive is the disconnect.
 
     Raises:
-        ClientDisconnect: the client disconnected.
+        ClientDisconnect: The client disconnected.
     """
-    work, gone = asyncio.ensure_future(answer), asyncio.ensure_future(receive())
+    work, disconnect = asyncio.ensure_future(answer), asyncio.ensure_future(receive())
     try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done() and not ended():
             raise ClientDisconnect
         await work
     finally:
-        gone.cancel()
+        disconnect.cancel()
         work.cancel()
-        await asyncio.gather(work, gone, return_exceptions=True)
+        await asyncio.gather(work, disconnect, return_exceptions=True)
 
 
 def _log_failure(scope: Scope, status: int) -> None:
-    """Write the one record of a failed request to the server's log; nothing if a client caused the failure."""
+    """Log a failed request once in the server's log, unless its client caused the failure."""
     failure = scope["state"].pop("failure", None)
     request = f"{scope['state']['request_id']}: {scope['method']} {scope['path']}"
     if _is_outage(failure):
-        cause = of_unexpected(failure).cause  # without a traceback: an outage fails many requests
+        cause = of_unexpected(failure).cause  # no traceback, since an outage fails many requests
         _log.error("%s failed: %s%s", request, cause, scope["state"].get("not_audited", ""))
     elif isinstance(failure, ApiError):
         if failure.status >= 500 or failure.cause:
@@ -227,12 +229,12 @@ def _is_outage(failure: Exception | None) -> TypeGuard[Exception]:
     return failure is not None and is_unavailable(failure)
 
 
-def _method(scope: Scope) -> str:
+def _method_label(scope: Scope) -> str:
     return scope["method"] if scope["method"] in METHODS else OTHER
 
 
-def _route(scope: Scope) -> str:
-    """Returns the template of the matched route, or OTHER: clients must not be able to make up metric labels."""
+def _route_label(scope: Scope) -> str:
+    """Return the template of the matched route, or OTHER, since clients must not be able to invent metric labels."""
     return str(getattr(scope.get("route"), "path", OTHER))
 
 
@@ -240,19 +242,19 @@ def _has_body(headers: Headers) -> bool:
     return "transfer-encoding" in headers or headers.get("content-length", "0").strip("0") != ""
 
 
-def _too_much(what: str) -> ApiError:
-    message = f"Too many {what} are in progress, of this API key or of all; try again in a moment."
+def _too_many_error(what: str) -> ApiError:
+    message = f"Too many {what} are in progress, for this API key or in total. Try again in a moment."
     return too_many(message, "too_many_in_progress", 1)
 
 
-async def _read(receive: Receive, limit_bytes: int, content_length: str, take: Callable[[int], None]) -> bytes:
-    """Returns the whole body; `take` is told the bytes that are kept.
+async def _read_body(receive: Receive, limit_bytes: int, content_length: str, take: Callable[[int], None]) -> bytes:
+    """Return the complete body; `take` is called with the size of each chunk.
 
     Raises:
-        ApiError: the body is over the limit, or `take` refuses it.
-        ClientDisconnect: only a part of the body arrived.
+        ApiError: The body exceeds the limit, or `take` refuses it.
+        ClientDisconnect: The client disconnected before the body was complete.
     """
-    too_large = ApiError(413, f"The request body is over the limit of {limit_bytes:,} bytes.", code="too_large")
+    too_large = ApiError(413, f"The request body exceeds the limit of {limit_bytes:,} bytes.", code="too_large")
     if content_length.isdecimal() and int(content_length[:20]) > limit_bytes:
         raise too_large
     body = bytearray()
@@ -273,15 +275,17 @@ def _check_json(body: bytes, content_type: str) -> None:
     kind = content_type.partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(
-            415, "The request body must be JSON: send Content-Type: application/json.", code="unsupported_media_type"
+            415,
+            "The request body must be JSON. Send the header Content-Type: application/json.",
+            code="unsupported_media_type",
         )
-    mistake = body_mistake(body)
-    if mistake is not None:
-        raise ApiError(400, f"The request body cannot be parsed: {mistake}.", code="invalid_json")
+    problem = body_mistake(body)
+    if problem is not None:
+        raise ApiError(400, f"The request body is invalid: {problem}.", code="invalid_json")
 
 
 class _Replay:
-    """Replays a body that was already read, then passes on what the client sends next (its disconnect)."""
+    """Receive channel that returns a body that was already read, then the client's next message (the disconnect)."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._body: bytes | None = body
@@ -298,7 +302,7 @@ class _Replay:
 
 
 PATH = "/v1"
-"""Only the API gets the cookie."""
+"""Path of the session cookie, so that browsers send it only to the API."""
 
 
 def name_of(headers: Headers) -> str:
@@ -307,13 +311,13 @@ def name_of(headers: Headers) -> str:
 
 
 def session_of(headers: Headers) -> str:
-    """Returns the session's token, empty without one."""
+    """Return the token of the session cookie, or an empty string if the cookie is missing."""
     return cookie_parser(headers.get("cookie", "")).get(name_of(headers), "")
 
 
 def set_session(response: Response, headers: Headers, token: str, max_age_s: int) -> None:
-    """Gives a browser the session: no script can read it, and no other site's page sends it."""
-    secure = headers.get("origin", "").startswith("https:")  # as the browser sees it, also behind a proxy with TLS
+    """Set the session cookie. Scripts cannot read it, and browsers do not send it from other sites."""
+    secure = headers.get("origin", "").startswith("https:")  # the scheme that the browser uses, even behind a TLS proxy
     response.set_cookie(name_of(headers), token, max_age_s, path=PATH, secure=secure, httponly=True, samesite="strict")
 
 
@@ -322,15 +326,15 @@ def delete_session(response: Response, headers: Headers) -> None:
 
 
 def check_origin(headers: Headers) -> None:
-    """Checks that a browser sent a request from a page of this server; a cookie alone does not show that.
+    """Check that a browser sent the request from a page of this server, since other sites could use the cookie too.
 
     Raises:
-        ApiError: 403.
+        ApiError: 403, the Origin header is missing or differs from the Host header.
     """
     origin = urlsplit(headers.get("origin", ""))
     if not origin.netloc or origin.netloc != headers.get("host", ""):
         message = (
-            "A change with a session's cookie must come from the console's own page: Origin and Host differ. "
-            "Programs send Authorization: Bearer sk-rft-...; a proxy must pass on the Host that the browser sent."
+            "A change with a session cookie must come from the console, but the headers Origin and Host differ. "
+            "Send Authorization: Bearer sk-rft-... from programs; let proxies keep the browser's Host header."
         )
         raise ApiError(403, message, code="foreign_origin", type="permission_error")

@@ -1,7 +1,7 @@
-"""The values that a JSON body may contain: those that any database can store and any endpoint accepts.
+"""Check of JSON bodies: any database must be able to store the values, and any endpoint must accept them.
 
-Values are counted before a body is parsed: a million empty lists fit into 3 MB, and take 60 MB and seconds of each
-layer that walks over them.
+Values are counted before a body is parsed. A million empty lists fit into 3 MB of JSON, but take 60 MB of memory and
+seconds of CPU time in each layer.
 """
 
 from __future__ import annotations
@@ -14,33 +14,35 @@ from typing import Any, NoReturn
 MAX_VALUES = 25_000
 """Enough for 2,000 turns with a call each, or for 128 tools with 60 parameters each."""
 MAX_DEPTH = 100
-"""Far more than any schema needs, far less than the depth at which recursion over a value fails."""
+"""Far more than any schema needs, and far below Python's recursion limit."""
 _SPECIAL = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 
 
-class _Unusable(ValueError):
-    """A value that JSON syntax allows and a body must not contain."""
+class _ValueNotAllowed(ValueError):
+    """A value that is valid JSON but not allowed in a body."""
 
 
 def body_mistake(body: bytes) -> str | None:
-    """Returns why a body cannot be used, or None if it can.
+    """Return the reason why a body is refused, or None if it is accepted.
 
-    Refused are bodies that are not valid JSON, numbers beyond a float's range, lone surrogates (UTF-8 cannot encode
-    them), NUL characters (PostgreSQL cannot store them), more than MAX_VALUES values, and values nested more than
-    MAX_DEPTH deep.
+    A body must be valid JSON with at most MAX_VALUES values, nested at most MAX_DEPTH deep. It must not contain:
+
+    - numbers beyond a float's range
+    - lone surrogates, which UTF-8 cannot encode
+    - NUL characters, which PostgreSQL cannot store
     """
     try:
-        text = body.decode("utf-8-sig")  # json.loads would take UTF-16 too
+        text = body.decode("utf-8-sig")  # json.loads would also accept UTF-16
         if has_many_values(text):
             return f"it has more than {MAX_VALUES:,} values"
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_parse_finite)
         if _SPECIAL.search(body):
-            _check_texts(json.dumps(value, ensure_ascii=False))
+            _check_characters(json.dumps(value, ensure_ascii=False))
     except UnicodeError:
         return "it is not valid UTF-8"
     except RecursionError:
         return f"it is nested more than {MAX_DEPTH} deep"
-    except (json.JSONDecodeError, _Unusable) as error:
+    except (json.JSONDecodeError, _ValueNotAllowed) as error:
         return str(error)
     except ValueError:  # int() refuses more than 4,300 digits
         return "it contains a number with too many digits"
@@ -48,36 +50,41 @@ def body_mistake(body: bytes) -> str | None:
 
 
 def has_many_values(text: str) -> bool:
-    """Whether JSON has more than MAX_VALUES values; up to its first mistake, if it is not valid."""
-    if _num_openings(text) <= MAX_VALUES:
+    """Whether JSON text has more than MAX_VALUES values; invalid JSON counts up to its first error."""
+    if _count_separators(text) <= MAX_VALUES:
         return False
     text = text.replace("\\\\", "").replace('\\"', "")
-    if text.count('"') > 4 * MAX_VALUES:  # each value is at most two strings, its key and itself
+    if text.count('"') > 4 * MAX_VALUES:  # each value has at most two strings: its key and the value
         return True
-    return sum(map(_num_openings, text.split('"')[::2])) >= MAX_VALUES
+    return sum(map(_count_separators, text.split('"')[::2])) >= MAX_VALUES
 
 
-def _num_openings(text: str) -> int:
-    """Each value but the outermost one is the first of its list or object, or follows a comma."""
+def _count_separators(text: str) -> int:
+    """Return the maximum number of nested values: each follows a comma or an opening bracket."""
     return text.count(",") + text.count("[") + text.count("{")
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise _Unusable(f"it contains {name}, which is not valid JSON")
+    raise _ValueNotAllowed(f"it contains {name}, which is not valid JSON")
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise _Unusable("it contains a number that is too large")
+        raise _ValueNotAllowed("it contains a number that is too large")
     return number
 
 
-def _check_texts(text: str) -> None:
-    """Checks JSON whose only escapes are the required ones: NUL characters are escaped, surrogates are not."""
+def _check_characters(text: str) -> None:
+    """Check JSON with minimal escapes: surrogates fail to encode, and NUL characters appear as an escape.
+
+    Raises:
+        UnicodeError: The text contains a lone surrogate.
+        _ValueNotAllowed: The text contains a NUL character.
+    """
     text.encode()
     if re.search(r"(?<!\\)(?:\\\\)*\\u0000", text):
-        raise _Unusable("it contains the character \\u0000")
+        raise _ValueNotAllowed("it contains the character \\u0000")
 
 
 def _is_deep(value: Any) -> bool:

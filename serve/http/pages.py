@@ -1,4 +1,4 @@
-"""Paginated lists, newest first: `after` is the last id of the previous page, `limit` the number of entries at most."""
+"""Query parameters of paginated lists, and JSON responses in ASCII."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Annotated, Any
 from fastapi import Query
 from fastapi.responses import JSONResponse
 
-After = Annotated[str | None, Query(max_length=200, description="Id of the last entry of the page before.")]
-LIMIT = "How many entries at most."
+After = Annotated[
+    str | None, Query(max_length=200, description="Id of the last entry of the previous page (`last_id`).")
+]
+LIMIT = "Maximum number of entries."
 
 
 class AsciiJson(JSONResponse):
-    """JSON in ASCII: texts of models and tools may hold half characters, which is not valid UTF-8."""
+    """JSON response in ASCII, since models and tools may return lone surrogates, which UTF-8 cannot encode."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()

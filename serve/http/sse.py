@@ -1,4 +1,4 @@
-"""Server-sent events: a failure during a stream ends the stream with an error event, which clients raise."""
+"""Streaming responses of server-sent events. If a stream fails, its last event is an error, which clients raise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_BUFFER = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class _EventStream(StreamingResponse):
-    """A stream that leaves its failure in the request's state, from which the frame writes it to the server's log."""
+    """Streaming response that stores its failure in the request's state, so that the middleware logs it."""
 
     failure: Exception | None = None
 
@@ -35,14 +35,17 @@ def event_stream(
     end: str = "",
     failed: Callable[[ApiError], Mapping[str, Any]] = body_of,
 ) -> StreamingResponse:
-    """Returns a streaming response of `events`.
+    """Return a streaming response of `events`.
 
-    With `named`, each event carries its `type` as its SSE event name; with `resumable`, its `id` is that of SSE, an
-    empty one is a comment, and texts of models may hold half characters. `end` is the data of the last line, if any;
-    `failed` makes the event for an error.
+    Args:
+        events: The data of the events.
+        named: Use each event's `type` as its SSE event name.
+        resumable: Use each event's `id` as its SSE id, send empty events as comments, and escape lone surrogates.
+        end: Data of a final event; empty sends no final event.
+        failed: Returns the data of the event for an error.
     """
 
-    async def lines() -> AsyncIterator[str]:
+    async def encode_events() -> AsyncIterator[str]:
         try:
             async for event in events:
                 yield resumable_event(event) if resumable else sse_event(event, named)
@@ -55,5 +58,5 @@ def event_stream(
         if end:
             yield f"data: {end}\n\n"
 
-    response = _EventStream(lines(), media_type="text/event-stream", headers=NO_BUFFER)
+    response = _EventStream(encode_events(), media_type="text/event-stream", headers=NO_BUFFER)
     return response

@@ -1,7 +1,7 @@
-"""Trials of graders and tools for clients: all routes of a process share `agent_rft.actors.grading.slots`.
+"""Trial runs of graders and tools for clients; all routes of a process share the slots of `TrialSlots`.
 
-A call of a trial ends after ten minutes, as at OpenAI, even if its endpoint has a longer `timeout_s`: the client waits
-for the response with an open connection.
+A call in a trial may take at most ten minutes, as in OpenAI's API, because the client keeps a connection open. A longer
+`timeout_s` of the endpoint has no effect.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from agent_rft.spec.operator.config import Operator
 
 
 class Trials:
-    """What the operator lets clients try."""
+    """Runs graders and tools once for clients, within the operator's limits."""
 
     def __init__(self, operator: Operator, slots: TrialSlots | None = None) -> None:
         self.operator = operator.for_trial()
         self.slots = slots or TrialSlots(operator.limits.max_trial_calls)
 
     def slot(self, key: ApiKey) -> Slot:
-        """Waits for a slot; raises NoSlot, which is answered with 429."""
+        """Return a function that waits for a slot of the key; it raises NoSlot, which becomes a 429 response."""
         return partial(self.slots.slot, key.id)
 
     async def grader(self, spec: GraderSpec, key: ApiKey) -> GraderPool:
-        """The grader, within what the operator allows; its parts wait for slots.
+        """Return the grader, within the operator's limits; its parts wait for slots.
 
         Raises:
-            InvalidJob: it is invalid or not allowed.
+            InvalidJob: The grader is invalid, or the operator does not allow it.
         """
         await self.check(spec)
         return GraderPool(grader_for_trial(spec), operator=self.operator, slot=self.slot(key))
@@ -41,6 +41,6 @@ class Trials:
         """Check a grader without calling anything.
 
         Raises:
-            InvalidJob: it is invalid or not allowed.
+            InvalidJob: The grader is invalid, or the operator does not allow it.
         """
         await asyncio.to_thread(check_grader, spec, self.operator)

@@ -1,4 +1,4 @@
-"""Serving models: chat completions, responses, best of n, and the applications that run the engines.
+"""Model serving: chat completions, responses, best-of-n sampling, and the applications that run the engines.
 
 Only `model_apps` uses Ray.
 """

@@ -1,6 +1,6 @@
-"""Best of n: n samples are graded by the code that training uses; the best one is returned, with all scores.
+"""Best-of-n sampling: grades n samples with the graders of training, and returns the best one with all scores.
 
-A sample whose grading failed has the score null and never wins.
+A sample whose grading failed has the score null and is never chosen.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from agent_rft.types import Grade, ToolCall, Turn
 from agent_rft.wire.errors import ApiError
 
 MAX_SAMPLES = 16
-"""Samples graded at a time, so that a request with many does not fill the queue for slots by itself."""
+"""Samples of a request that are graded concurrently, so that one request cannot fill the queue for slots."""
 _GRADER: TypeAdapter[Any] = TypeAdapter(GraderSpec)
 
 
 async def read_grader(raw: Mapping[str, Any], trials: Trials, key: ApiKey) -> GraderPool:
-    """Returns the grader of a request, within what the operator allows.
+    """Return the grader of a request, within the operator's limits.
 
     Raises:
-        ApiError: the grader is invalid or not allowed.
+        ApiError: The grader is invalid, or the operator does not allow it.
     """
     try:
         spec = _GRADER.validate_python(raw)
@@ -48,25 +48,25 @@ async def read_grader(raw: Mapping[str, Any], trials: Trials, key: ApiKey) -> Gr
 async def best_of(
     completion: Mapping[str, Any], grader: GraderPool, item: dict[str, Any] | None, wants_json: bool
 ) -> dict[str, Any]:
-    """Grades all choices, closes the grader and returns the completion with its best choice only.
+    """Grade all choices, close the grader, and return the completion with only the best choice.
 
-    Its `metadata` holds `scores`, one for each choice, and `best`, the index of the best choice.
+    The completion's `metadata` contains `scores`, one per choice, and `best`, the index of the best choice.
 
     Raises:
-        ApiError: no choice could be graded.
-        NoSlot: a grader got no slot.
+        ApiError: No choice could be graded.
+        NoSlot: A grader did not get a slot in time.
     """
     choices = completion["choices"]
-    room = asyncio.Semaphore(MAX_SAMPLES)
+    limit = asyncio.Semaphore(MAX_SAMPLES)
 
-    async def graded_choice(i: int, choice: Mapping[str, Any]) -> Grade | RftError:
-        async with room:
-            sample = _sample(choice, wants_json)
+    async def grade_choice(i: int, choice: Mapping[str, Any]) -> Grade | RftError:
+        async with limit:
+            sample = _build_sample(choice, wants_json)
             return await outcome_of(grader.grade(sample, item or {}, f"trace_{completion['id']}_{i}"))
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(graded_choice(i, choice)) for i, choice in enumerate(choices)]
+            tasks = [group.create_task(grade_choice(i, choice)) for i, choice in enumerate(choices)]
     except ExceptionGroup as failed:
         raise first_error(failed) from None
     finally:
@@ -75,13 +75,13 @@ async def best_of(
     scores = [outcome.value if isinstance(outcome, Grade) else None for outcome in outcomes]
     graded = [i for i, score in enumerate(scores) if score is not None]
     if not graded:
-        raise _no_grade([outcome for outcome in outcomes if isinstance(outcome, RftError)])
+        raise _no_grade_error([outcome for outcome in outcomes if isinstance(outcome, RftError)])
     best = max(graded, key=lambda i: scores[i] or 0.0)
     metadata = {"scores": scores, "best": best}
     return {**completion, "choices": [{**choices[best], "index": 0}], "metadata": metadata}
 
 
-def _sample(choice: Mapping[str, Any], wants_json: bool) -> dict[str, Any]:
+def _build_sample(choice: Mapping[str, Any], wants_json: bool) -> dict[str, Any]:
     message = choice["message"]
     calls = tuple(
         ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
@@ -91,8 +91,8 @@ def _sample(choice: Mapping[str, Any], wants_json: bool) -> dict[str, Any]:
     return sample_of(text, (Turn(0, 0, text, calls),), choice["finish_reason"], wants_json)
 
 
-def _no_grade(errors: Sequence[RftError]) -> ApiError:
-    message = f"None of the samples could be graded: {errors[0].message}"
+def _no_grade_error(errors: Sequence[RftError]) -> ApiError:
+    message = f"No sample could be graded: {errors[0].message}"
     if isinstance(errors[0], EndpointRefused):
         return ApiError(400, message, param="grader", code="grader_refused")
     return ApiError(502, message, param="grader", code="grader_failed", type="server_error")

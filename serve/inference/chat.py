@@ -1,4 +1,4 @@
-"""POST /chat/completions: validates a request and has a model server answer it."""
+"""POST /chat/completions: validates a request and forwards it to the model server."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def make_router(models: ModelServer, trials: Trials) -> APIRouter:
     @router.post(
         "/chat/completions", response_model=ChatCompletionBody, response_model_exclude_unset=True, responses=STREAMED
     )
-    async def create(request: ChatRequest, key: Writer) -> ChatCompletionBody | Response:
-        """Return the model's next message."""
+    async def create_chat_completion(request: ChatRequest, key: Writer) -> ChatCompletionBody | Response:
+        """Create a chat completion: the model's next message, as one response or streamed."""
         if request.stream:
             chunks = await models.stream(request.body())
             wants_usage = request.stream_options is not None and request.stream_options.include_usage
-            return event_stream(chunks if wants_usage else _without_usage(chunks), end="[DONE]")
+            return event_stream(chunks if wants_usage else _drop_usage(chunks), end="[DONE]")
         grader = None if request.grader is None else await read_grader(request.grader, trials, key)
         completion = await models.chat(request.body())
         if grader is not None:
@@ -39,15 +39,15 @@ def make_router(models: ModelServer, trials: Trials) -> APIRouter:
         return ChatCompletionBody.model_validate(completion)
 
     @router.post("/embeddings")
-    async def embed(body: dict[str, Any], key: Writer) -> Response:
-        """Not supported."""
+    async def create_embeddings(body: dict[str, Any], key: Writer) -> Response:
+        """Return an error, since this server does not support embedding models."""
         raise ApiError(400, "This server does not serve embedding models.", param="model", code="unsupported_endpoint")
 
     return router
 
 
-async def _without_usage(chunks: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[Mapping[str, Any]]:
-    """Drops the chunk that carries only the usage, which clients get only if they asked for it."""
+async def _drop_usage(chunks: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[Mapping[str, Any]]:
+    """Yield the chunks without the final usage chunk, which only clients that request it receive."""
     async for chunk in chunks:
         if chunk.get("choices"):
             yield chunk

@@ -1,7 +1,7 @@
-"""Served models on Ray Serve: an application for each model, or for a base and its adapters; replicas are engines.
+"""Served models on Ray Serve: one application per model, or per base model and its adapters; replicas are engines.
 
-Ray Serve starts the engines where resources are free, spreads requests over them, scales them with the load, replaces
-those that fail, and lets them finish their requests before they stop.
+Ray Serve places the engines, balances requests, scales with the load, replaces failed engines, and lets engines finish
+their requests before they stop.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from agent_rft.trainer.learner.adapter import AdapterFolder, is_adapter
 
 DEPLOYMENT = "engine"
 QUEUE = 4
-"""A replica accepts this many times the requests that it can work on; the others wait for another replica."""
+"""Requests that a replica accepts, as a multiple of its concurrent sequences; others wait for another replica."""
 SERVED_RANK = 32
-"""Rank of the slots for adapters. One of a larger rank has an engine with larger slots."""
+"""Rank of the adapter slots. An adapter with a larger rank gets an engine with larger slots."""
 UPSCALE_S = 15.0
 HEALTH_S = 5.0
 IDLE_TIMEOUT_S = 5.0
@@ -49,11 +49,11 @@ STATES = {
     ApplicationStatus.DEPLOY_FAILED: AppState.FAILED,
     ApplicationStatus.DELETING: AppState.STOPPING,
 }
-"""All other statuses, such as DEPLOYING and UNHEALTHY, count as STARTING."""
+"""States by Ray Serve status; all other statuses, such as DEPLOYING and UNHEALTHY, count as STARTING."""
 
 
 class ServedEngine(Protocol):
-    """The part of agent_rft.actors.engine.chat.chat_engine.ChatEngine that a replica needs."""
+    """The methods of agent_rft.actors.engine.chat.chat_engine.ChatEngine that a replica needs."""
 
     @property
     def failed(self) -> bool: ...
@@ -73,7 +73,7 @@ class ServedEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineResources:
-    """The resources of each engine; `dtype` is that of training: float32 on CPUs, bfloat16 on GPUs."""
+    """Resources of each engine. `dtype` is the same as in training: float32 on CPUs, bfloat16 on GPUs."""
 
     cores: int
     gpus: int
@@ -91,7 +91,7 @@ class EngineResources:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """Resources of an engine, as Ray counts them."""
+        """Resources of an engine, by Ray's names."""
         return {"CPU": float(self.cores)} | ({"GPU": float(self.gpus)} if self.gpus else {})
 
 
@@ -99,10 +99,10 @@ MakeEngine = Callable[[ModelRecord, EngineResources], ServedEngine]
 
 
 def chat_engine(record: ModelRecord, resources: EngineResources) -> ServedEngine:
-    """Returns the engine of a model, not started yet; of an adapter, that of its base.
+    """Return the engine of a model, not yet started; for an adapter, it is the engine of the base model.
 
     Raises:
-        UserError: there is no readable model.
+        UserError: The model is missing or unreadable.
     """
     config = engine_config(record, resources)
     return ChatEngine(config, record.settings if config.lora is None else ServeSettings())
@@ -113,46 +113,49 @@ def engine_config(
     resources: EngineResources,
     find: Callable[[str], tuple[Path | None, Problem | None]] = find_model,
 ) -> EngineConfig:
-    """Returns the settings of a model's engine; `find` gives the folder of a path or of a Hugging Face name.
+    """Return the settings of a model's engine; `find` returns the folder of a path or Hugging Face name.
 
     Raises:
-        UserError: there is no readable model.
+        UserError: The model is missing or unreadable.
     """
     adapter = AdapterFolder.read(Path(record.folder))
     folder, problem = find(record.folder if adapter is None else str(adapter.base))
     if folder is None:
-        raise UserError(f"{record.id}: " + (f"{problem.message}; {problem.remedy}" if problem else "there is no model"))
+        raise UserError(
+            f"{record.id}: " + (f"{problem.message}; {problem.remedy}" if problem else "the model does not exist")
+        )
     try:
         limit = max_context(text_config(read_config(folder)))
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder.name} is not a readable model") from error
-    most, context = min(limit or MAX_AUTO_CONTEXT, MAX_AUTO_CONTEXT), record.settings.context_length
+        raise UserError(f"the model {folder.name} cannot be read") from error
+    max_length, context = min(limit or MAX_AUTO_CONTEXT, MAX_AUTO_CONTEXT), record.settings.context_length
     return EngineConfig(
         model=str(folder),
         dtype=resources.dtype,
-        context_length=(context or most) if adapter is None else max(context or 0, most),
+        context_length=(context or max_length) if adapter is None else max(context or 0, max_length),
         max_num_seqs=resources.max_num_seqs,
         seed=0,
         gpus=resources.gpus,
         log_stats=metrics_port() > 0,
-        lora=None if adapter is None else replace(adapter.config, rank=_rank(adapter)),
+        lora=None if adapter is None else replace(adapter.config, rank=_adapter_slot_rank(adapter)),
         adapter_slots=resources.max_adapters,
     )
 
 
-def _rank(adapter: AdapterFolder) -> int:
+def _adapter_slot_rank(adapter: AdapterFolder) -> int:
     return slot_rank(max(SERVED_RANK, adapter.config.rank))
 
 
 def model_of(record: ModelRecord) -> ServedModel:
-    """Returns what an application's engine is told about the model of a request."""
+    """Return the model of a request in the form that the engine needs."""
     return ServedModel(record.folder if is_adapter(Path(record.folder)) else None, record.settings)
 
 
 class EngineReplica:
-    """One engine, which runs as long as the replica exists.
+    """Ray Serve replica with one engine, which runs as long as the replica exists.
 
-    In Prometheus the model is the job and the replica's rank numbers the engine, so a replacement keeps the labels.
+    In Prometheus, the job label is the model and the engine's number is the replica's rank, so a replacement keeps the
+    labels.
     """
 
     async def __init__(self, make: MakeEngine, record: ModelRecord, resources: EngineResources) -> None:  # type: ignore[misc]
@@ -167,7 +170,7 @@ class EngineReplica:
         self._idle_since = time.monotonic()
 
     async def answer(self, model: ServedModel, body: dict[str, Any], stream: bool) -> AsyncGenerator[Any]:
-        """Yields what `Hosting.answer` does; an RftError is yielded too, since Ray changes the class of raised ones."""
+        """Yield the same as `Hosting.answer`. An RftError is yielded, since Ray changes the class of raised errors."""
         self._calls += 1
         try:
             yield None
@@ -184,7 +187,7 @@ class EngineReplica:
         return 0.0 if self._calls else time.monotonic() - self._idle_since
 
     def check_health(self) -> None:
-        """Raises if the engine died; Ray Serve then replaces the replica."""
+        """Raise EngineFailed if the engine died, so that Ray Serve replaces the replica."""
         if self._engine.failed:
             raise EngineFailed("the engine died")
 
@@ -193,9 +196,9 @@ class EngineReplica:
 
 
 class RayServeModels:
-    """The Hosting of agent_rft.serve.inference.model_server, on the Ray Serve of this process's cluster.
+    """Implementation of `Hosting` on the Ray Serve of this process's cluster.
 
-    `grows` tells whether the cluster may get nodes on demand: an engine that waits for resources is a demand.
+    `grows`: whether the cluster adds nodes on demand, for example for an engine that waits for resources.
     """
 
     def __init__(
@@ -215,15 +218,19 @@ class RayServeModels:
     def names_of(self, record: ModelRecord) -> list[str]:
         adapter = AdapterFolder.read(Path(record.folder))
         if adapter is None:
-            return [self._shared(record.folder), self._name(record.folder, record.settings)]
+            return [self._shared_app_name(record.folder), self._app_name(record.folder, record.settings)]
         longer = (record.settings.context_length or 0) > MAX_AUTO_CONTEXT
-        return [self._shared(str(adapter.base), _rank(adapter), record.settings.context_length if longer else None)]
+        return [
+            self._shared_app_name(
+                str(adapter.base), _adapter_slot_rank(adapter), record.settings.context_length if longer else None
+            )
+        ]
 
-    def _shared(self, base: str, rank: int = SERVED_RANK, context_length: int | None = None) -> str:
-        """Returns the name of the application of a base and its adapters."""
-        return self._name(str(find_model(base)[0] or base), rank, context_length)
+    def _shared_app_name(self, base: str, rank: int = SERVED_RANK, context_length: int | None = None) -> str:
+        """Return the name of the application of a base model and its adapters."""
+        return self._app_name(str(find_model(base)[0] or base), rank, context_length)
 
-    def _name(self, *parts: Any) -> str:
+    def _app_name(self, *parts: Any) -> str:
         text = repr((*parts, self._resources, self._limits.max_replicas))
         return f"{MODEL_APPS}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
@@ -258,10 +265,10 @@ class RayServeModels:
         await asyncio.to_thread(ray_serve.delete, name, _blocking=False)
 
     async def idle_s(self, name: str) -> float | None:
-        """Returns the idle seconds of the engine that was used last, or None if no engine replies."""
+        """Return the idle seconds of the most recently used engine, or None if no engine replies."""
         try:
             async with asyncio.timeout(IDLE_TIMEOUT_S):
-                found: list[float] = await _handle(name).broadcast("idle_s").results_async()
+                found: list[float] = await _get_handle(name).broadcast("idle_s").results_async()
         except (RayError, RayServeException, TimeoutError):
             return None
         return min(found, default=None)
@@ -280,7 +287,7 @@ class RayServeModels:
         return [] if use.adds_nodes else use.to_release(self._resources.bundle, idle_s)
 
     async def answer(self, name: str, record: ModelRecord, body: Mapping[str, Any], *, stream: bool) -> Answers:
-        handle = _handle(name).options(method_name="answer", stream=True)
+        handle = _get_handle(name).options(method_name="answer", stream=True)
         answers = handle.remote(model_of(record), dict(body), stream)
         ended = False
         try:
@@ -301,17 +308,17 @@ class RayServeModels:
 
 
 def remove_models() -> None:
-    """Removes all served models from this cluster."""
+    """Remove all served models from this cluster."""
     for name in ray_serve.status().applications:
         if name.startswith(MODEL_APPS):
             ray_serve.delete(name, _blocking=False)
 
 
 def only_models_left() -> bool:
-    """Whether this cluster runs no applications other than served models."""
+    """Whether all applications on this cluster are served models."""
     return all(name.startswith(MODEL_APPS) for name in ray_serve.status().applications)
 
 
-def _handle(name: str) -> Any:
-    """Returns the handle of an application; Ray Serve caches handles, so this is cheap."""
+def _get_handle(name: str) -> Any:
+    """Return the handle of an application; Ray Serve caches handles, so this is cheap."""
     return ray_serve.get_deployment_handle(DEPLOYMENT, name, _check_exists=False)

@@ -1,8 +1,9 @@
-"""Serves models on demand: each is an application of Ray Serve, shared by all calls and all replicas of the API.
+"""On-demand model serving. Each model is a Ray Serve application, which all calls and all API replicas share.
 
-LoRA adapters of one base share an application; the base is served by it too while it runs, and else by one of its own.
+LoRA adapters of the same base model share an application. The base model uses it too while it runs, and otherwise gets
+a separate application.
 
-The life cycle of a model's application, see `AppState`:
+The life cycle of an application (see `AppState`):
 
              first call              engine is up
     (none) -------------> STARTING ---------------> RUNNING
@@ -15,13 +16,13 @@ The life cycle of a model's application, see `AppState`:
       +----------------- STOPPING <--------------------+
        last answer sent
 
-At most `max_models` applications exist. A call for another model waits until one of them is idle and removes the one
-idle for longest; the first call for a model waits until an engine has started. Both give up after `first_call_wait_s`
-with a 503 and a Retry-After header. An application that is removed finishes its calls first. The states are read from
-Ray Serve, not remembered, so that any replica of the API can continue where another one died.
+At most `max_models` applications exist. If a call needs one more, it waits until an application is idle, and removes
+the application that has been idle longest. The first call for a model waits until an engine has started. After
+`first_call_wait_s`, waiting calls fail with a 503 and a Retry-After header. A removed application first finishes its
+calls. The states are always read from Ray Serve, so that any API replica can continue after another one died.
 
-A model that is idle for RELEASE_IDLE_S gives its engines to a job that waits for resources, if the job then fits. While
-jobs hold or wait for the resources that a model needs, a call for the model gets a 503 that names the jobs.
+A model that has been idle for RELEASE_IDLE_S is stopped if its engines' resources let a waiting job start. If jobs hold
+or wait for the resources that a model needs, a call for the model gets a 503 that names the jobs.
 """
 
 from __future__ import annotations
@@ -51,34 +52,34 @@ T = TypeVar("T")
 ANSWER_TIMEOUT_S = 600.0
 START_TIMEOUT_S = 600.0
 POLL_S = 0.25
-"""How often a waiting call reads the states again."""
+"""Seconds between two reads of the states by a waiting call."""
 FRESH_S = 2.0
-"""A model that was running this recently is taken to be running still."""
+"""Seconds for which a RUNNING state is used without reading it again."""
 RELEASE_IDLE_S = 15.0
-"""An engine without a request for this long is released to a job that waits for resources."""
+"""Idle seconds after which an engine is released to a job that waits for resources."""
 RELEASE_POLL_S = 2.0
-"""How often idle models are compared with the jobs that wait."""
+"""Seconds between two checks whether a waiting job needs idle models' resources."""
 MIN_IDLE_S = 1.0
-"""An engine that was used more recently is not removed for another model: a call may be on its way to it."""
+"""Idle seconds before an engine may be removed for another model, since a call may be about to reach it."""
 MAX_NAMED_RUNS = 5
 RETRY_AFTER_S = 10
-"""Sent with a 503 as Retry-After."""
+"""Value of the Retry-After header of a 503."""
 
 log = logging.getLogger("agent_rft.serve")
 
 
 class ModelServer(Protocol):
-    """Answers validated chat completions requests, whose `body["model"]` names the model.
+    """Runs validated chat completions requests on the model `body["model"]`.
 
     Raises:
-        ApiError: the model does not exist, has no engine in time, or refuses the request.
+        ApiError: The model does not exist, its engine does not start in time, or it refuses the request.
     """
 
     async def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the whole answer."""
+        """Return the complete answer."""
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Returns the answer's chunks; a refused request is raised here, later failures by the iterator."""
+        """Return the chunks of the answer. A refused request raises here; the iterator raises later failures."""
 
 
 class AppState(Enum):
@@ -91,67 +92,70 @@ class AppState(Enum):
 
 
 class NotServed(Exception):
-    """The application does not exist any more, or was just replaced."""
+    """The application no longer exists, or was just replaced."""
 
 
 Answers = AsyncGenerator[dict[str, Any] | Refusal | None]
 
 
 class Hosting(Protocol):
-    """Runs the applications, see agent_rft.serve.inference.model_apps.RayServeModels."""
+    """Starts and stops model applications and calls them; `model_apps.RayServeModels` implements it."""
 
     def names_of(self, record: ModelRecord) -> Sequence[str]:
-        """Returns the names of the applications that can answer for a model; blocks for milliseconds.
+        """Return the names of the applications that can serve a model; blocks for milliseconds.
 
-        The last one is started if none runs; all aliases of the model share it.
+        If no application runs, the last one is started. All aliases of the model share it.
 
         Raises:
-            UserError: the model's folder is damaged.
+            UserError: The model's folder is damaged.
         """
 
     async def states(self) -> dict[str, AppState]:
-        """Returns the states of all applications of models, by name."""
+        """Return the states of all model applications, by name."""
 
     async def deploy(self, name: str, record: ModelRecord) -> None:
-        """Starts the application without waiting for it."""
+        """Start the application without waiting for it."""
 
     async def remove(self, name: str) -> None:
-        """Stops the application without waiting for it; it finishes the answers in progress."""
+        """Stop the application without waiting for it; it finishes the answers in progress."""
 
     async def idle_s(self, name: str) -> float | None:
-        """Returns the seconds since the last call ended, or None if they are unknown."""
+        """Return the seconds since the last call ended, or None if unknown."""
 
     async def blocking_runs(self) -> Sequence[str]:
-        """Return the runs that hold or wait for the resources of another engine.
+        """Return the runs that hold or wait for the resources that another engine needs.
 
-        The list is empty if there is room for the engine, or if the cluster grows on demand.
+        The list is empty if the engine fits, or if the cluster adds nodes on demand.
         """
 
     async def has_waiting_run(self) -> bool:
-        """Whether a run waits for resources of the cluster."""
+        """Return whether a run waits for resources of the cluster."""
 
     async def apps_to_release(self, idle_s: Mapping[str, float]) -> Sequence[str]:
-        """Return the applications whose engines a waiting run needs to start, among those that are idle.
+        """Return the idle applications that must stop so that a waiting run can start.
 
         Args:
             idle_s: Idle seconds by application.
         """
 
     def answer(self, name: str, record: ModelRecord, body: Mapping[str, Any], *, stream: bool) -> Answers:
-        """Yields None once an engine has accepted the request, then the answer or its chunks.
+        """Yield None once an engine has accepted the request, then the answer or its chunks.
 
         Closing the generator cancels the request.
 
         Raises:
-            NotServed: the application does not exist.
-            CannotServe: the model's folder is damaged.
-            EngineFailed: the engine failed.
+            NotServed: The application does not exist.
+            CannotServe: The model's folder is damaged.
+            EngineFailed: The engine failed.
         """
 
 
 @dataclass(slots=True)
 class ServedModels:
-    """The ModelServer; `exclusive` lets one replica of the API at a time start and stop applications."""
+    """ModelServer that starts and stops applications on demand.
+
+    `exclusive` returns a lock that lets one API replica at a time start and stop applications.
+    """
 
     models: ModelCatalog
     hosting: Hosting
@@ -163,59 +167,59 @@ class ServedModels:
     _seen_at: float = -math.inf
     _starting_since: dict[str, float] = field(default_factory=dict)
     _called: Counter[str] = field(default_factory=Counter)
-    """Calls by application that no engine has accepted yet, for each application that may answer them."""
+    """Number of calls that no engine has accepted yet, for each application that can serve them."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     async def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        async with self._answers(body, stream=False) as answers:
-            answer = await _next(answers)
-        return {**_accepted(answer), "model": body["model"]}
+        async with self._open_answers(body, stream=False) as answers:
+            answer = await _next_answer(answers)
+        return {**_raise_if_refused(answer), "model": body["model"]}
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         chunks = self._chunks(body)
         try:
             first = await anext(chunks)
         except StopAsyncIteration:
-            raise _unavailable("The model returned an empty answer.") from None
+            raise _unavailable_error("The model returned an empty answer.") from None
 
-        async def whole() -> AsyncIterator[dict[str, Any]]:
+        async def all_chunks() -> AsyncIterator[dict[str, Any]]:
             async with contextlib.aclosing(chunks):
                 yield first
                 async for chunk in chunks:
                     yield chunk
 
-        return whole()
+        return all_chunks()
 
     async def _chunks(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        async with self._answers(body, stream=True) as chunks:
+        async with self._open_answers(body, stream=True) as chunks:
             while True:
                 try:
-                    chunk = await _next(chunks)
+                    chunk = await _next_answer(chunks)
                 except StopAsyncIteration:
                     return
-                yield {**_accepted(chunk), "model": body["model"]}
+                yield {**_raise_if_refused(chunk), "model": body["model"]}
 
     async def run(self) -> None:
-        """Removes idle models until cancelled."""
+        """Remove idle models periodically until cancelled."""
         reap_every_s = self.limits.idle_s / 10
         reaped = self.timing.clock()
         while True:
             await self.timing.sleep(min(reap_every_s, RELEASE_POLL_S))
             try:
-                await self._to_the_end(self._release())
+                await self._finish(self._release())
                 if self.timing.clock() - reaped >= reap_every_s:
                     reaped = self.timing.clock()
-                    await self._to_the_end(self._reap())
-            except Exception as error:  # of Ray Serve or the database: the next round tries again
+                    await self._finish(self._reap())
+            except Exception as error:  # from Ray Serve or the database; the next iteration retries
                 trace = None if is_unavailable(error) else error
                 log.error("idle models were not removed; trying again", exc_info=trace)
 
     # -- a call --------------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def _answers(self, body: Mapping[str, Any], *, stream: bool) -> AsyncIterator[Answers]:
-        """Gives the answers of an engine that has accepted the request."""
+    async def _open_answers(self, body: Mapping[str, Any], *, stream: bool) -> AsyncIterator[Answers]:
+        """Context manager that yields the answers of an engine that has accepted the request."""
         try:
             record = await asyncio.to_thread(self.models.resolve, body["model"])
         except UnknownModel as error:
@@ -230,9 +234,11 @@ class ServedModels:
             cause = f"{record.id} cannot be served: {error}"
             raise ApiError(400, message, param="model", code="model_damaged", cause=cause) from None
         except NotServed:
-            raise _unavailable("The model's engine was stopped.") from None
+            raise _unavailable_error("The model's engine was stopped.") from None
         except EngineFailed as error:
-            raise _unavailable("The model's engine failed.", f"the engine of {record.id} failed: {error}") from None
+            raise _unavailable_error(
+                "The model's engine failed.", f"the engine of {record.id} failed: {error}"
+            ) from None
 
     async def _start_answer(
         self, names: Sequence[str], record: ModelRecord, body: Mapping[str, Any], stream: bool
@@ -251,40 +257,41 @@ class ServedModels:
                         await self.timing.sleep(POLL_S)
         except TimeoutError:
             if names[-1] in self._states:
-                raise _unavailable("The model is being started.") from None
-            most = self.limits.max_models
-            raise _unavailable(f"This server serves at most {most} models at a time, and all are in use.") from None
+                raise _unavailable_error("The model is starting.") from None
+            max_models = self.limits.max_models
+            message = f"This server runs at most {max_models} models at a time, and all of them are busy."
+            raise _unavailable_error(message) from None
         finally:
             self._called.subtract(names)
 
     async def _wait_for_model(self, names: Sequence[str], record: ModelRecord) -> str:
-        """Returns the name of an application that runs."""
-        name = self._first(names, AppState.RUNNING) if self._age_s() < FRESH_S else None
+        """Wait until an application for the model is running, and return its name."""
+        name = self._first_in_state(names, AppState.RUNNING) if self._states_age_s() < FRESH_S else None
         while name is None:
-            await self._to_the_end(self._advance(names, record))
-            if (name := self._first(names, AppState.RUNNING)) is None:
+            await self._finish(self._advance(names, record))
+            if (name := self._first_in_state(names, AppState.RUNNING)) is None:
                 await self.timing.sleep(POLL_S)
         return name
 
-    def _first(self, names: Sequence[str], state: AppState) -> str | None:
+    def _first_in_state(self, names: Sequence[str], state: AppState) -> str | None:
         return next((name for name in names if self._states.get(name) is state), None)
 
     async def _advance(self, names: Sequence[str], record: ModelRecord) -> None:
-        """Advances the model's life cycle by one step, unless the states were just read."""
+        """Advance the model's life cycle by one step, unless the states were just read."""
         async with self._lock:
-            if self._age_s() < POLL_S:
+            if self._states_age_s() < POLL_S:
                 return
             async with self._current_states():
-                if self._first(names, AppState.RUNNING) or self._first(names, AppState.STARTING):
+                if self._first_in_state(names, AppState.RUNNING) or self._first_in_state(names, AppState.STARTING):
                     return
                 name = names[-1]
                 state = self._states.get(name)
                 if state is AppState.FAILED:
                     await self._remove(name)
-                    raise _unavailable("The model's engine did not start.")
+                    raise _unavailable_error("The model's engine did not start.")
                 if state is None and len(self._states) < self.limits.max_models:
                     if runs := await self.hosting.blocking_runs():
-                        raise _taken(runs)
+                        raise _no_resources_error(runs)
                     await self.hosting.deploy(name, record)
                     self._states[name] = AppState.STARTING
                 elif state is None and AppState.STOPPING not in self._states.values():
@@ -292,8 +299,8 @@ class ServedModels:
 
     # -- which models are served ---------------------------------------------------------------------------------------
 
-    async def _to_the_end(self, step: Coroutine[Any, Any, T]) -> T:
-        """Completes `step` even if the caller is cancelled: a half-done step would leave wrong states."""
+    async def _finish(self, step: Coroutine[Any, Any, T]) -> T:
+        """Complete `step` even if the caller is cancelled, since a partial step would leave wrong states."""
         task = asyncio.ensure_future(step)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -301,22 +308,22 @@ class ServedModels:
 
     @contextlib.asynccontextmanager
     async def _current_states(self) -> AsyncIterator[None]:
-        """Reads the states and keeps other replicas of the API from changing them meanwhile."""
+        """Context manager that reads the states and prevents other API replicas from changing them."""
         async with self.exclusive():
             self._states = await self.hosting.states()
             self._seen_at = self.timing.clock()
             yield
 
-    def _age_s(self) -> float:
+    def _states_age_s(self) -> float:
         return self.timing.clock() - self._seen_at
 
     async def _evict_idle(self) -> None:
-        found = await self._idle()
+        found = await self._idle_seconds()
         if found and max(found.values()) >= MIN_IDLE_S:
             await self._remove(max(found, key=lambda name: found[name]))
 
-    async def _idle(self) -> dict[str, float]:
-        """Returns the idle seconds of each running model that no call of this process is about to use."""
+    async def _idle_seconds(self) -> dict[str, float]:
+        """Return the idle seconds of each running application that no call of this process is about to use."""
         running = [name for name, state in self._states.items() if state is AppState.RUNNING and not self._called[name]]
         idle = await asyncio.gather(*(self.hosting.idle_s(name) for name in running))
         return {name: idle_s for name, idle_s in zip(running, idle, strict=True) if idle_s is not None}
@@ -326,11 +333,12 @@ class ServedModels:
         self._states[name] = AppState.STOPPING
 
     async def _release(self) -> None:
-        """Stop idle models whose engines a waiting job needs."""
+        """Stop idle models whose resources a waiting job needs."""
         if not self._states or not await self.hosting.has_waiting_run():
-            return  # models that another replica deployed are that replica's to release, or are seen by `_reap`
+            return  # the replica that deployed a model releases it, or `_reap` removes it
         async with self._lock, self._current_states():
-            idle = {name: idle_s for name, idle_s in (await self._idle()).items() if idle_s >= self.release_idle_s}
+            idle_s_by_name = await self._idle_seconds()
+            idle = {name: idle_s for name, idle_s in idle_s_by_name.items() if idle_s >= self.release_idle_s}
             if idle:
                 for name in await self.hosting.apps_to_release(idle):
                     await self._remove(name)
@@ -338,18 +346,18 @@ class ServedModels:
     async def _reap(self) -> None:
         async with self._lock, self._current_states():
             now = self.timing.clock()
-            for name, idle_s in (await self._idle()).items():
+            for name, idle_s in (await self._idle_seconds()).items():
                 if idle_s >= self.limits.idle_s:
                     await self._remove(name)
             waiting = [name for name, state in self._states.items() if state in (AppState.STARTING, AppState.FAILED)]
             self._starting_since = {name: self._starting_since.get(name, now) for name in waiting}
             for name, since in self._starting_since.items():
                 if self._states[name] is AppState.FAILED or now - since > START_TIMEOUT_S:
-                    log.error("the model %s did not start and is removed", name)
+                    log.error("the model application %s did not start and is removed", name)
                     await self._remove(name)
 
 
-async def _next(answers: Answers) -> dict[str, Any] | Refusal:
+async def _next_answer(answers: Answers) -> dict[str, Any] | Refusal:
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             answer = await anext(answers)
@@ -360,7 +368,7 @@ async def _next(answers: Answers) -> dict[str, Any] | Refusal:
     return answer
 
 
-def _accepted(answer: dict[str, Any] | Refusal) -> dict[str, Any]:
+def _raise_if_refused(answer: dict[str, Any] | Refusal) -> dict[str, Any]:
     if not isinstance(answer, Refusal):
         return answer
     if answer.status >= 500:
@@ -368,12 +376,12 @@ def _accepted(answer: dict[str, Any] | Refusal) -> dict[str, Any]:
     raise ApiError(answer.status, answer.message, param=answer.param, code=answer.code)
 
 
-def _taken(runs: Sequence[str]) -> ApiError:
+def _no_resources_error(runs: Sequence[str]) -> ApiError:
     shown = ", ".join(runs[:MAX_NAMED_RUNS])
-    return _unavailable(f"The resources of the model are in use until a fine-tuning job ends: {shown}.")
+    return _unavailable_error(f"Fine-tuning jobs use the resources that the model needs: {shown}.")
 
 
-def _unavailable(why: str, cause: str = "") -> ApiError:
+def _unavailable_error(why: str, cause: str = "") -> ApiError:
     message = f"{why} Please try again in {RETRY_AFTER_S} s."
     headers = {"Retry-After": str(RETRY_AFTER_S)}
     return ApiError(503, message, code="model_unavailable", type="server_error", headers=headers, cause=cause)

@@ -1,4 +1,4 @@
-"""POST /responses, on top of a model server's chat completions; nothing is stored between requests."""
+"""POST /responses, implemented with the model server's chat completions; nothing is stored between requests."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def make_router(models: ModelServer, trials: Trials, secrets: SecretBox) -> APIR
     router = APIRouter(tags=["responses"])
 
     @router.post("/responses", response_model=ResponseAnswer, response_model_exclude_unset=True, responses=STREAMED)
-    async def create(request: ResponsesRequest, key: Writer) -> ResponseAnswer | Response:
-        """Return the model's next turn: tool calls, or a message."""
+    async def create_response(request: ResponsesRequest, key: Writer) -> ResponseAnswer | Response:
+        """Create a response: the model's next turn, which is a message or tool calls."""
         sealer = secrets.sealer("reasoning", key.id)
         body = chat_body(request, sealer)
         if request.stream:

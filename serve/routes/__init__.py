@@ -1,4 +1,4 @@
-"""The routers of files, jobs, graders and models: they translate between the wire and the layers below.
+"""The routers of files, jobs, graders, models and keys, which translate between HTTP and the layers below.
 
-The routers that call a model are in `agent_rft.serve.inference`.
+Routers that call a model are in `agent_rft.serve.inference`.
 """

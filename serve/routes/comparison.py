@@ -1,4 +1,4 @@
-"""/v1/fine_tuning/jobs/{id}/evaluations and /v1/fine_tuning/comparison: what changed between evaluations of jobs."""
+"""/v1/fine_tuning/jobs/{id}/evaluations and /v1/fine_tuning/comparison: evaluations of jobs and their comparison."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ Sides = Annotated[
     Query(
         min_length=2,
         max_length=MAX_SIDES,
-        description="`JOB:EVALUATION`, such as ftjob-1:test-before, or a job's id for its newest one of the file "
-        "that all sides have; others are compared with the first.",
+        description="Evaluation to compare: `JOB:EVALUATION`, such as ftjob-1:test-before, or a job's id for its "
+        "newest evaluation of a file that all jobs evaluated. The first evaluation is the baseline.",
     ),
 ]
 
 
 def make_router(store: JobStore, comparisons: Comparisons) -> APIRouter:
-    """Returns the routes: plain functions, so that they run in threads, where files may be read."""
+    """Return the router. Its routes are plain functions, so they run in threads and may read files."""
     router = APIRouter(prefix="/fine_tuning", tags=["fine-tuning"], default_response_class=AsciiJson)
 
     @router.get("/jobs/{job_id}/evaluations")
-    def evaluations(job_id: JobIdPath, key: Reader) -> EvaluationList:
-        """List the evaluations of a job, for the key that made it and for admins: not a part of OpenAI's API."""
+    def list_evaluations(job_id: JobIdPath, key: Reader) -> EvaluationList:
+        """List the evaluations of a job, for its owner and admins. Not part of OpenAI's API."""
         with job_errors(job_id):
             own_job(store, job_id, key)
         found = comparisons.evaluations(job_id)
         return EvaluationList(data=[JobEvaluation(fine_tuning_job_id=job_id, **one) for one in found])
 
     @router.get("/comparison")
-    def compare(side: Sides, key: Reader) -> ComparisonBody:
-        """Compare evaluations row by row, as `agent-rft compare` does: not a part of OpenAI's API."""
-        wanted = [Wanted.of(text) for text in side]
-        for one in wanted:
+    def compare_evaluations(side: Sides, key: Reader) -> ComparisonBody:
+        """Compare evaluations row by row, like `agent-rft compare`. Not part of OpenAI's API."""
+        sides = [Wanted.of(text) for text in side]
+        for one in sides:
             with job_errors(one.job_id):
                 own_job(store, one.job_id, key)
         try:
-            return ComparisonBody(**comparisons.compare(wanted))
+            return ComparisonBody(**comparisons.compare(sides))
         except NoSuchEvaluation as error:
             raise ApiError(400, error.message, param="side", code="invalid_value") from None
         except UserError as error:

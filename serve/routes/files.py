@@ -1,4 +1,4 @@
-"""/v1/files: uploads and downloads, streamed to and from disk; every key sees all files and deletes its own."""
+"""/v1/files: uploads and downloads, streamed to and from disk. Every key can read all files and delete its own."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ FilePurpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", 
 PURPOSES: tuple[FilePurpose, ...] = get_args(FilePurpose)
 MIN_LIFE_S, MAX_LIFE_S = 3_600, 2_592_000
 BATCH_LIFE_S = MAX_LIFE_S
-"""Batch files expire after this time by default; files of other purposes do not expire."""
+"""Default lifetime of batch files; files with other purposes do not expire by default."""
 FORM_BYTES = 1_000_000
-"""An upper bound on the size of a form without its file."""
+"""Maximum size of a form without its file."""
 EXPIRY_FIELDS = ("expires_after[anchor]", "expires_after[seconds]")
 FORM = {
     "type": "object",
@@ -43,7 +43,7 @@ FORM = {
     },
 }
 UPLOAD = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}}
-"""Described by hand for the OpenAPI page, since the route parses the body itself."""
+"""Request schema for the OpenAPI page, written by hand because the route parses the body itself."""
 BYTES = {"schema": {"type": "string", "format": "binary"}}
 CONTENT: Responses = {200: {"content": {"application/octet-stream": BYTES}}}
 MAX_PAGE = 10_000
@@ -52,22 +52,23 @@ MAX_PAGE = 10_000
 def make_router(
     files: FileStore, max_uploads: int = ServerLimits().max_uploads, deadlines: Deadlines = DEADLINES
 ) -> APIRouter:
-    """Returns the routes of files, with at most `max_uploads` uploads at a time, half of them of one key.
+    """Return the router of files, with at most `max_uploads` concurrent uploads, of which one key may use half.
 
-    The bound is on memory: Ray Serve receives bodies as fast as they arrive and buffers what is not yet on disk.
+    The limit bounds memory use, since Ray Serve receives bodies as fast as they arrive and buffers data until it is on
+    disk.
     """
     router = APIRouter(prefix="/files", tags=["files"])
     uploads = Shares(max_uploads)
-    busy = "Too many uploads are already in progress, of this API key or of all; try again in a moment."
+    too_many_uploads = "Too many uploads are in progress, for this API key or in total. Try again in a moment."
 
     @router.post("", openapi_extra=UPLOAD)
-    async def upload(request: Request, key: Writer) -> FileObject:
-        """Upload a file of up to 512 MB (the operator's limit)."""
-        with uploads.of(key.id, too_many(busy, "too_many_uploads", 2)) as take:
+    async def upload_file(request: Request, key: Writer) -> FileObject:
+        """Upload a file of up to 512 MB, or the limit that the operator sets."""
+        with uploads.of(key.id, too_many(too_many_uploads, "too_many_uploads", 2)) as take:
             take(1)
-            return await receive(request, key)
+            return await receive_upload(request, key)
 
-    async def receive(request: Request, key: ApiKey) -> FileObject:
+    async def receive_upload(request: Request, key: ApiKey) -> FileObject:
         with _upload_errors():
             length = request.headers.get("content-length", "")
             if length.isdecimal() and int(length[:20]) > files.max_bytes + FORM_BYTES:
@@ -75,7 +76,7 @@ def make_router(
             async with files.receive() as incoming:
                 kind = request.headers.get("content-type", "")
                 form = await read_form(request.stream(), kind, "file", incoming.write, deadlines)
-                filename, purpose, life_s = _checked(form, incoming.num_bytes)
+                filename, purpose, life_s = _check_form(form, incoming.num_bytes)
                 record = await files.keep(incoming, filename, purpose, life_s, key.id)
                 made(request, record.id)
                 return FileObject.model_validate(record)
@@ -83,13 +84,17 @@ def make_router(
     @router.get("")
     async def list_files(
         key: Reader,
-        order: Annotated[Literal["asc", "desc"], Query(description="By time; desc: newest first.")] = "desc",
-        purpose: Annotated[str | None, Query(max_length=100, description="Only files of this purpose.")] = None,
+        order: Annotated[
+            Literal["asc", "desc"], Query(description="Order by creation time; desc: newest first.")
+        ] = "desc",
+        purpose: Annotated[
+            str | None, Query(max_length=100, description="Return only files with this purpose.")
+        ] = None,
         after: After = None,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description=LIMIT)] = MAX_PAGE,
     ) -> Page[FileObject]:
-        """List files."""
-        with _unknown("after"):
+        """List files. Every key can read all files."""
+        with _unknown_file_as("after"):
             found, more = await run_in_threadpool(
                 files.list, after=after, limit=limit, newest_first=order == "desc", purpose=purpose
             )
@@ -97,22 +102,22 @@ def make_router(
 
     @router.get("/{file_id}")
     async def get_file(file_id: str, key: Reader) -> FileObject:
-        """Return what is known about a file, without its content."""
-        with _unknown("file_id"):
+        """Return a file's metadata, without its content."""
+        with _unknown_file_as("file_id"):
             return FileObject.model_validate(await run_in_threadpool(files.get, file_id))
 
     @router.get("/{file_id}/content", response_class=FileResponse, responses=CONTENT)
-    async def get_content(file_id: str, key: Reader) -> FileResponse:
-        """Return the bytes of a file, as they were uploaded."""
-        with _unknown("file_id"):
+    async def get_file_content(file_id: str, key: Reader) -> FileResponse:
+        """Return the content of a file, exactly as uploaded."""
+        with _unknown_file_as("file_id"):
             record = await run_in_threadpool(files.get, file_id)
             path = await run_in_threadpool(files.path, file_id)
         return FileResponse(path, media_type="application/octet-stream", filename=record.filename)
 
     @router.delete("/{file_id}")
     async def delete_file(file_id: str, key: Writer) -> DeletedFile:
-        """Delete a file: with the scope `write` one that the same key made, or that has no known owner."""
-        with _unknown("file_id"):
+        """Delete a file. A key with the scope `write` can delete its own files and files without a known owner."""
+        with _unknown_file_as("file_id"):
             check_may_change(key, (await run_in_threadpool(files.get, file_id)).owner, "file")
             await run_in_threadpool(files.delete, file_id)
         return DeletedFile(id=file_id)
@@ -120,16 +125,18 @@ def make_router(
     return router
 
 
-def _checked(form: UploadForm, num_bytes: int) -> tuple[str, FilePurpose, int | None]:
-    """Returns the filename, the purpose and the seconds until expiry (None: never) of an upload.
+def _check_form(form: UploadForm, num_bytes: int) -> tuple[str, FilePurpose, int | None]:
+    """Return the filename, the purpose and the seconds until expiry of an upload; None means that it does not expire.
 
     Raises:
-        ApiError: a field is missing or invalid.
+        ApiError: A field is missing or invalid.
     """
     if form.filename is None:
-        raise ApiError(400, "The form has no file.", param="file", code="missing_required_parameter")
+        raise ApiError(
+            400, "The form has no file. Add it as the field `file`.", param="file", code="missing_required_parameter"
+        )
     if _is_unsafe(form.filename):
-        message = "The file's name is an absolute path, contains .. or contains control characters: use a plain name."
+        message = "The file's name is an absolute path, or contains .. or control characters. Use a plain name."
         raise ApiError(400, message, param="file", code="invalid_filename")
     if num_bytes == 0:
         raise ApiError(400, "The file is empty.", param="file", code="empty_file")
@@ -143,21 +150,21 @@ def _checked(form: UploadForm, num_bytes: int) -> tuple[str, FilePurpose, int | 
     if anchor is None and seconds is None:
         return form.filename, purpose, BATCH_LIFE_S if purpose == "batch" else None
     if anchor != "created_at":
-        message = "The anchor of expires_after must be created_at."
+        message = "expires_after[anchor] must be created_at."
         raise ApiError(400, message, param=EXPIRY_FIELDS[0], code="invalid_value")
-    if seconds is None or not re.fullmatch(r"[0-9]{1,9}", seconds) or not _may_live(int(seconds)):
-        message = f"The seconds of expires_after must be a number from {MIN_LIFE_S} to {MAX_LIFE_S}."
+    if seconds is None or not re.fullmatch(r"[0-9]{1,9}", seconds) or not _is_valid_life(int(seconds)):
+        message = f"expires_after[seconds] must be an integer from {MIN_LIFE_S} to {MAX_LIFE_S}."
         raise ApiError(400, message, param=EXPIRY_FIELDS[1], code="invalid_value")
     return form.filename, purpose, int(seconds)
 
 
 def _is_unsafe(name: str) -> bool:
-    """Whether a name would be dangerous as a path for clients that download the file; the server never uses it so."""
+    """Whether a name is dangerous as a path for clients that download the file; the server never uses it as a path."""
     absolute = re.match(r"[/\\]|[A-Za-z]:", name) is not None
     return absolute or ".." in re.split(r"[/\\]", name) or re.search(r"[\x00-\x1f\x7f]", name) is not None
 
 
-def _may_live(seconds: int) -> bool:
+def _is_valid_life(seconds: int) -> bool:
     return MIN_LIFE_S <= seconds <= MAX_LIFE_S
 
 
@@ -174,7 +181,7 @@ def _upload_errors() -> Iterator[None]:
 
 
 @contextmanager
-def _unknown(param: str) -> Iterator[None]:
+def _unknown_file_as(param: str) -> Iterator[None]:
     try:
         yield
     except UnknownFile as error:

@@ -1,4 +1,4 @@
-"""/v1/fine_tuning/jobs: create, list, follow and control jobs; every key sees all jobs and changes its own."""
+"""/v1/fine_tuning/jobs: create, list, follow and control jobs. Every key can read all jobs and change its own."""
 
 from __future__ import annotations
 
@@ -27,28 +27,29 @@ JOBS_PAGE, EVENTS_PAGE, CHECKPOINTS_PAGE, MAX_PAGE = 20, 20, 10, 1_000
 MAX_FILTERS = 16
 
 JobBody = Annotated[dict[str, Any], Body(), Described(WireJob)]
-"""Validated by the job service, by the same code that validates job files."""
+"""Request body, which the job service validates with the same code as job files."""
 JobIdPath = Annotated[str, Path(max_length=100)]
 IdempotencyKey = Annotated[
     str | None,
     Header(
-        min_length=1, max_length=255, description="A text of your own; a second request with it makes no second job."
+        min_length=1, max_length=255, description="Unique string; a repeated request with it creates no second job."
     ),
 ]
 Retry = Annotated[int | None, Header(alias="x-stainless-retry-count", ge=0, include_in_schema=False)]
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description=LIMIT)]
 Attempt = Annotated[
-    int | None, Query(ge=0, description="Only this attempt: 0 is the validation, drivers are numbered from 1.")
+    int | None,
+    Query(ge=0, description="Return only this attempt: 0 is the validation, and drivers are numbered from 1."),
 ]
 Include = Annotated[
     Literal["progress"] | None,
-    Query(description="progress: also say how far each job is, which takes longer. Not a part of OpenAI's API."),
+    Query(description="progress: add the progress of each job, which takes longer. Not part of OpenAI's API."),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a path names: jobs that train, or looks at jobs before training."""
+    """Kind of object that a path identifies: fine-tuning jobs or readiness checks."""
 
     name: str
     param: str
@@ -56,29 +57,29 @@ class Kind:
 
 
 JOBS = Kind("fine-tuning job", "fine_tuning_job_id", readiness=False)
-READINESS = Kind("readiness", "readiness_id", readiness=True)
+READINESS = Kind("readiness check", "readiness_id", readiness=True)
 
 
 def make_router(service: JobService) -> APIRouter:
-    """Returns the routes of jobs: plain functions, so that they run in threads, where database calls may block."""
+    """Return the router. Its routes are plain functions, so they run in threads and may block on the database."""
     router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
     store = service.store
 
-    def shown(job: JobRecord, include: Literal["progress"] | None) -> Job:
-        found = Job.model_validate(job)
+    def build_job(job: JobRecord, include: Literal["progress"] | None) -> Job:
+        body = Job.model_validate(job)
         if include and (progress := store.progress(job)) is not None:
-            found.progress = JobProgress.model_validate(progress)
-        return found
+            body.progress = JobProgress.model_validate(progress)
+        return body
 
     @router.post("")
-    def create(
+    def create_job(
         request: Request,
         body: JobBody,
         key: Writer,
         idempotency_key: IdempotencyKey = None,
         retry: Retry = None,
     ) -> Job:
-        """Create a fine-tuning job; a retried request does not create a second one."""
+        """Create a fine-tuning job. A retry of the same request does not create a second job."""
         with job_errors():
             job = service.create(body, key.id, idempotency_key=idempotency_key, retry=retry)
         made(request, job.id)
@@ -88,61 +89,63 @@ def make_router(service: JobService) -> APIRouter:
     def list_jobs(
         request: Request, key: Reader, include: Include = None, after: After = None, limit: Limit = JOBS_PAGE
     ) -> Page[Job]:
-        """List jobs, newest first; `metadata[k]=v` selects the jobs with this metadata."""
+        """List jobs, newest first. `metadata[key]=value` returns only jobs with this metadata."""
         with job_errors():
-            found, more = store.jobs(None, after=after, limit=limit, labels=_labels(request))
-        return Page[Job].from_entries([shown(job, include) for job in found], more)
+            found, more = store.jobs(None, after=after, limit=limit, labels=_read_label_filters(request))
+        return Page[Job].from_entries([build_job(job, include) for job in found], more)
 
     @router.get("/{job_id}")
     def get_job(job_id: JobIdPath, key: Reader, include: Include = None) -> Job:
-        """Return one job."""
+        """Return a job."""
         with job_errors(job_id):
-            return shown(store.get(job_id), include)
+            return build_job(store.get(job_id), include)
 
     @router.post("/{job_id}/cancel")
-    def cancel(job_id: JobIdPath, key: Writer) -> Job:
-        """Cancel a job at once, in any state; its checkpoints are kept."""
+    def cancel_job(job_id: JobIdPath, key: Writer) -> Job:
+        """Cancel a job that has not ended. Its checkpoints are kept."""
         with job_errors(job_id):
             check_may_change(key, store.get(job_id).owner, "job")
             return Job.model_validate(service.cancel(job_id))
 
     @router.post("/{job_id}/pause")
-    def pause(job_id: JobIdPath, key: Writer) -> Job:
-        """Pause a running job: it saves a checkpoint and releases its resources."""
+    def pause_job(job_id: JobIdPath, key: Writer) -> Job:
+        """Pause a running job. It saves a checkpoint and releases its resources."""
         with job_errors(job_id):
             check_may_change(key, store.get(job_id).owner, "job")
             return Job.model_validate(service.pause(job_id))
 
     @router.post("/{job_id}/resume")
-    def resume(job_id: JobIdPath, key: Writer) -> Job:
-        """Queue a paused job again; it resumes from its checkpoint."""
+    def resume_job(job_id: JobIdPath, key: Writer) -> Job:
+        """Resume a paused job. It is queued again and continues from its last checkpoint."""
         with job_errors(job_id):
             check_may_change(key, store.get(job_id).owner, "job")
             return Job.model_validate(service.resume(job_id))
 
     @router.get("/{job_id}/events", response_class=AsciiJson)
-    def events(job_id: JobIdPath, key: Reader, after: After = None, limit: Limit = EVENTS_PAGE) -> Page[JobEventBody]:
+    def list_events(
+        job_id: JobIdPath, key: Reader, after: After = None, limit: Limit = EVENTS_PAGE
+    ) -> Page[JobEventBody]:
         """List the events of a job, newest first."""
         with job_errors(job_id):
             found, more = store.events(job_id, after=after, limit=limit)
         return Page[JobEventBody].from_entries(found, more)
 
     @router.get("/{job_id}/checkpoints")
-    def checkpoints(
+    def list_checkpoints(
         job_id: JobIdPath, key: Reader, after: After = None, limit: Limit = CHECKPOINTS_PAGE
     ) -> Page[Checkpoint]:
-        """List the checkpoints of a job, newest first; each can be called as a model."""
+        """List the checkpoints of a job, newest first. Each can be used as a model."""
         with job_errors(job_id):
             found, more = store.checkpoints(job_id, after=after, limit=limit)
         return Page[Checkpoint].from_entries(found, more)
 
     @router.get("/{job_id}/log")
-    def log(job_id: JobIdPath, key: Admin, attempt: Attempt = None) -> JobLog:
-        """Return the ends of the outputs of a job's processes, for admins: not a part of OpenAI's API."""
+    def get_log(job_id: JobIdPath, key: Admin, attempt: Attempt = None) -> JobLog:
+        """Return a job's full error and the ends of its processes' outputs, for admins. Not part of OpenAI's API."""
         with job_errors(job_id, READINESS if is_readiness(job_id) else JOBS):
             error, outputs = service.log(job_id)
-        wanted = [JobOutput.model_validate(output) for output in outputs if attempt in (None, output.attempt)]
-        return JobLog(job_id=job_id, error=error or None, outputs=wanted)
+        selected = [JobOutput.model_validate(output) for output in outputs if attempt in (None, output.attempt)]
+        return JobLog(job_id=job_id, error=error or None, outputs=selected)
 
     return router
 
@@ -150,8 +153,8 @@ def make_router(service: JobService) -> APIRouter:
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def _labels(request: Request) -> dict[str, str]:
-    """Returns the filters that the query gives as `metadata[key]=value`."""
+def _read_label_filters(request: Request) -> dict[str, str]:
+    """Return the metadata filters of the query, `metadata[key]=value`."""
     found = {
         name.removeprefix("metadata[").removesuffix("]"): value
         for name, value in request.query_params.items()
@@ -159,27 +162,27 @@ def _labels(request: Request) -> dict[str, str]:
     }
     if len(found) > MAX_FILTERS:
         raise ApiError(
-            400, f"At most {MAX_FILTERS} metadata keys can be filtered by.", param="metadata", code="invalid_value"
+            400, f"At most {MAX_FILTERS} metadata filters are supported.", param="metadata", code="invalid_value"
         )
     for name, value in found.items():
         if not 1 <= len(name) <= 64 or len(value) > 512 or '"' in name or "\x00" in name + value:
-            message = "The metadata filter is invalid: keys have 1 to 64 characters and no quotes, values at most 512."
+            message = "The metadata filter is invalid. Keys need 1 to 64 characters without quotes, values at most 512."
             raise ApiError(400, message, param="metadata", code="invalid_value")
     return found
 
 
 def own_job(store: JobStore, job_id: str, key: ApiKey) -> JobRecord:
-    """Return a job for the key that made it or for an admin's: rows and answers are not for others.
+    """Return a job if the key is its owner or has `admin`, since other keys must not read rows and answers.
 
     Raises:
-        UnknownJob: The job does not exist, or another key made it.
+        UnknownJob: The job does not exist, or another key owns it.
     """
     return store.get(job_id, None if key.may("admin") else key.id)
 
 
 @contextmanager
 def job_errors(job_id: str = "", kind: Kind = JOBS) -> Iterator[None]:
-    """Errors of the store as those of the API. An id of the other kind is unknown."""
+    """Context manager that converts errors of the job store to API errors; an id of another kind is not found."""
     try:
         if job_id and is_readiness(job_id) != kind.readiness:
             raise UnknownJob(job_id)

@@ -1,7 +1,7 @@
-"""/v1/fine_tuning/alpha: one trial run of a grader or a tool, by the code that training uses.
+"""/v1/fine_tuning/alpha: trial runs of a grader or a tool, with the same code as in training.
 
-The wire contract defines the answer if grading fails: reward 0.0, with the failure in `metadata.errors`. What only the
-client can fix (a mistake in the grader, a private URL, a rejected token) is a 400.
+If grading fails, the response has reward 0.0 and the error in `metadata.errors`, as in OpenAI's API. Errors that only
+the client can fix (an invalid grader, a private URL, a rejected token) are a 400.
 """
 
 from __future__ import annotations
@@ -36,57 +36,59 @@ from agent_rft.types import Grade, ToolCall
 from agent_rft.wire.errors import ApiError
 
 Id = Annotated[str, Field(min_length=1, max_length=200)]
-LATE = f". A trial call ends after {TRIAL_CALL_S:.0f} s at the latest; a job's calls may take longer"
+LATE = f". A trial call may take at most {TRIAL_CALL_S:.0f} s; calls of a job may take longer"
 
 
 class StrictBody(BaseModel):
-    """A request body without unknown keys."""
+    """Base class of request bodies that rejects unknown fields."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class ValidateRequest(StrictBody):
+    """A grader to check."""
+
     grader: Annotated[GraderSpec, BeforeValidator(without_nulls)]
-    """A grader as in `method.reinforcement.grader` of a job."""
+    """Grader, as in `method.reinforcement.grader` of a job."""
 
 
 class RunRequest(ValidateRequest):
-    """One answer to grade."""
+    """A grader and an answer to grade."""
 
     model_sample: str
-    """The text of the answer; if it is JSON, graders also get it as `sample.output_json`."""
+    """Text of the answer. If it is JSON, graders also receive it as `sample.output_json`."""
     item: dict[str, Any] | None = None
-    """The row of the dataset, which templates call `item`."""
+    """Row of the dataset, which templates read as `item`."""
     trace_id: Id | None = None
-    """Sent to an endpoint grader; by default a new one."""
+    """Trace id to send to an endpoint grader; default: a new id."""
 
 
 class ToolCallBody(BaseModel):
-    """The request that a tool receives; other keys are accepted but ignored."""
+    """A tool call. Other fields are accepted but ignored."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
 
     name: Id
-    """Name of the function."""
+    """Name of the tool."""
     arguments: str | dict[str, Any] = "{}"
-    """The arguments, as an object or as JSON text."""
+    """Arguments, as an object or as JSON text."""
     id: Id | None = None
-    """Id of the call; by default `call_id`."""
+    """Id of the call; default: `call_id`."""
     call_id: Id | None = None
-    """Id of the call; by default a new one."""
+    """Id of the call; default: `id`, or else a new id."""
     trace_id: Id | None = None
-    """Id of the rollout; by default a new one."""
+    """Trace id of the rollout; default: a new id."""
     item: dict[str, Any] | None = None
-    """The row of the dataset, which the tool receives."""
+    """Row of the dataset, which is sent to the tool."""
 
 
 class ToolRequest(ToolCallBody):
-    """The request that a tool receives, and the tool's address; other keys are accepted but ignored."""
+    """A tool call with the tool's URL. Other fields are accepted but ignored."""
 
     server_url: Annotated[str, Field(max_length=4000)]
     """URL of the tool."""
     headers: dict[str, SecretStr] | None = None
-    """HTTP headers for the tool; they are shown nowhere."""
+    """HTTP headers for the tool. They are never returned or logged."""
 
 
 def make_router(trials: Trials) -> APIRouter:
@@ -94,19 +96,19 @@ def make_router(trials: Trials) -> APIRouter:
 
     @router.post("/graders/validate")
     async def validate_grader(body: ValidateRequest, key: Writer) -> ValidGrader:
-        """Check a grader without running it, and return it."""
+        """Check a grader without running it, and return the parsed grader."""
         await trials.check(body.grader)
         return ValidGrader(grader=shown_grader(body.grader))
 
     @router.post("/graders/run")
     async def run_grader(body: RunRequest, key: Writer) -> GraderRun:
-        """Grade `model_sample` once."""
-        return await _run(body, await trials.grader(body.grader, key))
+        """Grade `model_sample` once with a grader."""
+        return await _grade_once(body, await trials.grader(body.grader, key))
 
     @router.post("/tool/run")
     async def run_tool(body: ToolRequest, key: Writer) -> ToolOutput:
-        """Call a tool once and return what the model would see."""
-        tool = _checked_tool(body, trials.operator)
+        """Call a tool once and return the result that a model would see."""
+        tool = _parse_tool(body, trials.operator)
         async with trials.slot(key)():
             return await call_once(body, Dispatcher([tool], trials.operator), "server_url")
 
@@ -117,7 +119,7 @@ def make_router(trials: Trials) -> APIRouter:
 
 
 def shown_grader(spec: GraderSpec) -> dict[str, Any]:
-    """Returns a grader as the client specified it, with the keys of the wire contract and without its secrets."""
+    """Return a grader as the client specified it, with the API's field names and without secrets."""
     shown = spec.model_dump(mode="json", exclude_unset=True, exclude={"graders"})
     if isinstance(spec, EndpointGrader):
         shown["url"] = safe_url(spec.url)
@@ -130,11 +132,11 @@ def shown_grader(spec: GraderSpec) -> dict[str, Any]:
     return shown
 
 
-async def _run(body: RunRequest, pool: GraderPool) -> GraderRun:
-    """Grades once and returns the response.
+async def _grade_once(body: RunRequest, pool: GraderPool) -> GraderRun:
+    """Grade once and return the response.
 
     Raises:
-        ApiError: the grading failed for a reason that only the client can fix.
+        ApiError: Grading failed because of an error that only the client can fix.
     """
     start = time.monotonic()
     try:
@@ -144,12 +146,12 @@ async def _run(body: RunRequest, pool: GraderPool) -> GraderRun:
     finally:
         await pool.close()
     if isinstance(outcome, UserError):
-        raise _of_endpoint(outcome, "grader")
-    return _run_response(body.grader, outcome, time.monotonic() - start)
+        raise _endpoint_api_error(outcome, "grader")
+    return _build_run_response(body.grader, outcome, time.monotonic() - start)
 
 
-def _run_response(spec: GraderSpec, outcome: Grade | RftError, execution_s: float) -> GraderRun:
-    """Returns the response to a grader run: the wire contract."""
+def _build_run_response(spec: GraderSpec, outcome: Grade | RftError, execution_s: float) -> GraderRun:
+    """Return the response of a grader run for a grade or an error."""
     failed = outcome if isinstance(outcome, RftError) else None
     grade = outcome if isinstance(outcome, Grade) else Grade(0.0)
     metadata = GraderRunMetadata(
@@ -174,24 +176,24 @@ def _run_response(spec: GraderSpec, outcome: Grade | RftError, execution_s: floa
 # -- tools -------------------------------------------------------------------------------------------------------------
 
 
-def _checked_tool(body: ToolRequest, operator: Operator) -> ToolSpec:
+def _parse_tool(body: ToolRequest, operator: Operator) -> ToolSpec:
     headers = body.headers or {}
-    mistake = endpoint_mistake(body.server_url, {})
-    if mistake is None and (address := Guard(operator.reachable).mistake(body.server_url)) is not None:
-        mistake = f"{address.message}; the operator can {address.remedy}"
-    if mistake is not None:
-        raise ApiError(400, f"The tool cannot be called: {mistake}.", param="server_url", code="invalid_endpoint")
-    mistake = endpoint_mistake(body.server_url, headers)
-    if mistake is not None:
-        raise ApiError(400, f"The tool cannot be called: {mistake}.", param="headers", code="invalid_endpoint")
+    problem = endpoint_mistake(body.server_url, {})
+    if problem is None and (address := Guard(operator.reachable).mistake(body.server_url)) is not None:
+        problem = f"{address.message}; the operator can {address.remedy}"
+    if problem is not None:
+        raise ApiError(400, f"The tool cannot be called: {problem}.", param="server_url", code="invalid_endpoint")
+    problem = endpoint_mistake(body.server_url, headers)
+    if problem is not None:
+        raise ApiError(400, f"The tool cannot be called: {problem}.", param="headers", code="invalid_endpoint")
     return ToolSpec(name=body.name, server_url=body.server_url, headers=headers)
 
 
 async def call_once(body: ToolCallBody, dispatcher: Dispatcher, param: str) -> ToolOutput:
-    """Makes one call, closes the dispatcher and returns the response; `param` is to blame for what fails.
+    """Make one call, close the dispatcher and return the response. Errors name `param` as the wrong parameter.
 
     Raises:
-        ApiError: the call failed or was refused.
+        ApiError: The call failed or was refused.
     """
     call_id = body.call_id or body.id or f"call_{secrets.token_hex(12)}"
     arguments = body.arguments if isinstance(body.arguments, str) else json.dumps(body.arguments)
@@ -200,7 +202,7 @@ async def call_once(body: ToolCallBody, dispatcher: Dispatcher, param: str) -> T
         call = ToolCall(call_id, body.name, arguments)
         (result,) = await dispatcher.call_turn(trace_id, body.item or {}, [call])
     except UserError as error:
-        raise _of_endpoint(error, param) from None
+        raise _endpoint_api_error(error, param) from None
     except Discard as error:
         late = LATE if error.details.get("kind") == "deadline" else ""
         raise ApiError(424, error.public + late, param=param, code="tool_failed") from None
@@ -215,7 +217,7 @@ async def call_once(body: ToolCallBody, dispatcher: Dispatcher, param: str) -> T
     )
 
 
-def _of_endpoint(error: UserError, param: str) -> ApiError:
+def _endpoint_api_error(error: UserError, param: str) -> ApiError:
     code = "endpoint_refused" if isinstance(error, EndpointRefused) else "invalid_request"
     if isinstance(error, InvalidJob):
         return of_user_error(error, param)

@@ -1,4 +1,4 @@
-"""POST /v1/fine_tuning/jobs/check: what is wrong with a request for a job, before it is created."""
+"""POST /v1/fine_tuning/jobs/check: checks a job request without creating the job."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from agent_rft.serve.routes.readiness import Draws
 from agent_rft.wire.errors import ApiError
 
 MAX_CHECKS = 2
-"""Checks at a time, half of them of one key: each is a process that reads whole files."""
+"""Maximum concurrent checks, of which one key may use half; each is a process that reads complete files."""
 CHECK_S = 120.0
 
-Files = Annotated[bool, Query(description="false: only the form of the request, which takes no time.")]
-Look = Annotated[
-    Draws | None, Query(description="Check it for a look before training (readiness) with so many draws of each row.")
+Files = Annotated[bool, Query(description="false: check only the schema of the request, which is fast.")]
+Samples = Annotated[
+    Draws | None, Query(description="Check the request for a readiness check with this number of rollouts per row.")
 ]
 
 
 class Checker(Protocol):
-    """The part of agent_rft.serve.jobs.manager.Launcher that is needed here."""
+    """The method of agent_rft.serve.jobs.manager.Launcher that checks a job request."""
 
     async def check(self, draft: Draft) -> list[Problem]: ...
 
@@ -41,22 +41,22 @@ def make_router(service: JobService, checker: Checker, check_s: float = CHECK_S)
     checks = Shares(MAX_CHECKS)
 
     @router.post("/check")
-    async def check(body: JobBody, key: Writer, files: Files = True, samples: Look = None) -> JobCheck:
-        """Check a request for a job without creating it: its form, files, model, tools and graders; calls nothing."""
+    async def check_job(body: JobBody, key: Writer, files: Files = True, samples: Samples = None) -> JobCheck:
+        """Check a job request without creating the job or calling tools and graders."""
         try:
             draft = await run_in_threadpool(service.draft, body, samples)
         except InvalidJob as error:
-            return _answer([public(problem, None, {}) for problem in error.problems])
+            return _build_check([public(problem, None, {}) for problem in error.problems])
         if not files:
-            return _answer([])
-        with checks.of(key.id, _busy()) as take:
+            return _build_check([])
+        with checks.of(key.id, _too_many_checks_error()) as take:
             take(1)
             try:
                 async with asyncio.timeout(check_s):
-                    return _answer(await checker.check(draft))
+                    return _build_check(await checker.check(draft))
             except TimeoutError:
                 message = (
-                    f"The check did not finish within {check_s:g} s: use fewer or smaller rows, or create the job."
+                    f"The check did not finish within {check_s:g} s. Use fewer or smaller rows, or create the job."
                 )
                 raise ApiError(400, message, code="validation_failed") from None
             except RftError as error:
@@ -65,10 +65,10 @@ def make_router(service: JobService, checker: Checker, check_s: float = CHECK_S)
     return router
 
 
-def _busy() -> ApiError:
-    message = "Too many checks are already in progress, of this API key or of all; try again in a moment."
+def _too_many_checks_error() -> ApiError:
+    message = "Too many checks are in progress, for this API key or in total. Try again in a moment."
     return too_many(message, "too_many_checks", 5)
 
 
-def _answer(problems: list[Problem]) -> JobCheck:
+def _build_check(problems: list[Problem]) -> JobCheck:
     return JobCheck(valid=not problems, problems=[JobProblem.model_validate(problem) for problem in problems])

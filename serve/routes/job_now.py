@@ -1,4 +1,4 @@
-"""/v1/fine_tuning/jobs/{id}/now: what the processes of a running job do, for the key that made it and for admins."""
+"""/v1/fine_tuning/jobs/{id}/now: live status of a running job's processes, for its owner and admins."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from agent_rft.serve.stores.job_store import JobStore
 
 
 def make_router(store: JobStore, runs: Path, clock: Callable[[], float] = time.time) -> APIRouter:
-    """Returns the route: a plain function, so that it runs in a thread, where a file may be read."""
+    """Return the router. Its route is a plain function, so it runs in a thread and may read files."""
     router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
 
     @router.get("/{job_id}/now", response_class=AsciiJson)
-    def now(job_id: JobIdPath, key: Reader) -> JobNow:
-        """Return what the processes of a job do, for its key and for admins: not a part of OpenAI's API."""
+    def get_live_status(job_id: JobIdPath, key: Reader) -> JobNow:
+        """Return the live status of a job's processes, for its owner and admins. Not part of OpenAI's API."""
         with job_errors(job_id):
             job = own_job(store, job_id, key)
         try:

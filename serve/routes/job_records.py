@@ -1,6 +1,6 @@
-"""/v1/fine_tuning/jobs/{id}/rollouts, /row_rewards, /metrics and /report: what a job did.
+"""/v1/fine_tuning/jobs/{id}/rollouts, /row_rewards, /metrics, /settings and /report: the records of a job.
 
-For the key that made the job, and for admins.
+Only the job's owner and admins can read them.
 """
 
 from __future__ import annotations
@@ -47,37 +47,41 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "private, no-store",
 }
-"""The page's own policy is narrower: it runs its own scripts only. Here it is in no origin, so it can call no API."""
+"""Headers of the report. `sandbox` gives the page an opaque origin, so that its scripts cannot call the API."""
 
 TEXT = (
-    "Only those whose prompt, turns, answer or reason contain this text. A page may end early, or be empty: go on "
-    "after `last_id` while `has_more` is true."
+    "Return only rollouts whose prompt, turns, answer or discard reason contains this text. A page may be short or "
+    "empty; continue after `last_id` while `has_more` is true."
 )
 MAX_TOKENS = 2_000
 RolloutLimit = Annotated[int, Query(ge=1, le=MAX_ROLLOUTS, description=LIMIT)]
 RolloutPath = Annotated[str, Path(max_length=200)]
 MetricLimit = Annotated[int, Query(ge=1, le=MAX_METRICS, description=LIMIT)]
 Finite = Annotated[float | None, Query(allow_inf_nan=False)]
-Name = Annotated[str | None, Query(max_length=200, description="Only of this file: step-12, test-after.")]
-Step = Annotated[int | None, Query(ge=0, le=10**9, description="Only of this step and its validation.")]
-Row = Annotated[str | None, Query(max_length=200, description="Only of the row of this id or line.")]
+Name = Annotated[
+    str | None, Query(max_length=200, description="Return only this rollout file, such as step-12 or test-after.")
+]
+Step = Annotated[int | None, Query(ge=0, le=10**9, description="Return only this step and its validation.")]
+Row = Annotated[str | None, Query(max_length=200, description="Return only the row with this id or line number.")]
 
 
-def _wanted(
+def _parse_filter(
     file: Name = None,
     step: Step = None,
     row: Row = None,
-    trace: Annotated[str | None, Query(max_length=200, description="Only trace ids that begin so.")] = None,
-    min_grade: Annotated[Finite, Query(description="Only grades from this one on.")] = None,
-    max_grade: Annotated[Finite, Query(description="Only grades up to this one.")] = None,
-    min_reward: Annotated[Finite, Query(description="Only rewards from this one on.")] = None,
-    max_reward: Annotated[Finite, Query(description="Only rewards up to this one.")] = None,
-    finish: Annotated[Ended | None, Query(description="Only those that ended so.")] = None,
+    trace: Annotated[str | None, Query(max_length=200, description="Return only trace ids with this prefix.")] = None,
+    min_grade: Annotated[Finite, Query(description="Minimum grade.")] = None,
+    max_grade: Annotated[Finite, Query(description="Maximum grade.")] = None,
+    min_reward: Annotated[Finite, Query(description="Minimum reward.")] = None,
+    max_reward: Annotated[Finite, Query(description="Maximum reward.")] = None,
+    finish: Annotated[Ended | None, Query(description="Return only rollouts that ended for this reason.")] = None,
     error: Annotated[
         str | None,
-        Query(max_length=200, description="Only with this error of a call, or reason of a discard."),
+        Query(max_length=200, description="Return only rollouts with this call error or discard reason."),
     ] = None,
-    tool: Annotated[str | None, Query(max_length=200, description="Only those that called this tool.")] = None,
+    tool: Annotated[
+        str | None, Query(max_length=200, description="Return only rollouts that called this tool.")
+    ] = None,
     text: Annotated[str | None, Query(min_length=1, max_length=200, description=TEXT)] = None,
 ) -> Wanted:
     return Wanted(
@@ -97,56 +101,56 @@ def _wanted(
 
 
 def make_router(records: JobRecords) -> APIRouter:
-    """Returns the routes of records: plain functions, so that they run in threads, where files may be read."""
+    """Return the router. Its routes are plain functions, so they run in threads and may read files."""
     router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"], default_response_class=AsciiJson)
-    own = partial(own_job, records.store)
+    get_own_job = partial(own_job, records.store)
 
     @router.get("/{job_id}/rollouts")
-    def rollouts(
+    def list_rollouts(
         job_id: JobIdPath,
         key: Reader,
-        wanted: Annotated[Wanted, Depends(_wanted)],
+        rollout_filter: Annotated[Wanted, Depends(_parse_filter)],
         order: Annotated[
             Literal["newest", "oldest", "best", "worst"],
-            Query(description="By the age of their files, or by grade; then without those that have none."),
+            Query(description="Order by age of the file, or by grade; by grade omits rollouts without a grade."),
         ] = "newest",
         view: Annotated[
-            Literal["whole", "summary"], Query(description="`summary`: without request, turns and tokens.")
+            Literal["whole", "summary"], Query(description="`summary` omits request, turns and tokens.")
         ] = "whole",
         after: After = None,
         limit: RolloutLimit = ROLLOUTS_PAGE,
     ) -> Page[JobRollout] | Page[JobRolloutSummary]:
-        """List the rollouts of a job, for the key that made it and for admins: not a part of OpenAI's API."""
-        with _errors(job_id):
+        """List the rollouts of a job, for its owner and admins. Not part of OpenAI's API."""
+        with _record_errors(job_id):
             if view == "summary":
-                listing = records.summaries(own(job_id, key), wanted, order, limit, after)
-                summaries = [_summary(one) for one in listing.found]
+                listing = records.summaries(get_own_job(job_id, key), rollout_filter, order, limit, after)
+                summaries = [_build_summary(one) for one in listing.found]
                 return Page[JobRolloutSummary].from_entries(summaries, listing.more, listing.last)
-            found, listing = records.rollouts(own(job_id, key), wanted, order, limit, after)
-        return Page[JobRollout].from_entries([_whole(job_id, one) for one in found], listing.more, listing.last)
+            found, listing = records.rollouts(get_own_job(job_id, key), rollout_filter, order, limit, after)
+        return Page[JobRollout].from_entries([_build_rollout(job_id, one) for one in found], listing.more, listing.last)
 
     @router.get("/{job_id}/rollouts/{rollout_id}")
-    def rollout(job_id: JobIdPath, rollout_id: RolloutPath, key: Reader) -> JobRollout:
-        """Return one rollout, for the key that made its job and for admins: not a part of OpenAI's API."""
-        with _errors(job_id, missing="rollout_id"):
-            return _whole(job_id, records.rollout(own(job_id, key), rollout_id))
+    def get_rollout(job_id: JobIdPath, rollout_id: RolloutPath, key: Reader) -> JobRollout:
+        """Return a rollout of a job, for the job's owner and admins. Not part of OpenAI's API."""
+        with _record_errors(job_id, id_param="rollout_id"):
+            return _build_rollout(job_id, records.rollout(get_own_job(job_id, key), rollout_id))
 
     @router.get("/{job_id}/rollouts/{rollout_id}/tokens")
-    def tokens(
+    def list_tokens(
         job_id: JobIdPath,
         rollout_id: RolloutPath,
         key: Reader,
-        segment: Annotated[int, Query(ge=0, le=10**6, description="Number of the segment.")] = 0,
-        start: Annotated[int, Query(ge=0, le=10**9, description="The first token in it, such as a turn's.")] = 0,
-        limit: Annotated[int, Query(ge=1, le=MAX_TOKENS, description="How many tokens at most.")] = 500,
+        segment: Annotated[int, Query(ge=0, le=10**6, description="Index of the segment.")] = 0,
+        start: Annotated[int, Query(ge=0, le=10**9, description="Index of the first token in the segment.")] = 0,
+        limit: Annotated[int, Query(ge=1, le=MAX_TOKENS, description="Maximum number of tokens.")] = 500,
     ) -> RolloutTokens:
-        """Return tokens of a rollout with their log-probabilities and policy versions: not a part of OpenAI's API."""
-        with _errors(job_id, missing="rollout_id"):
-            found = records.tokens(own(job_id, key), rollout_id, segment, start, limit)
+        """List a rollout's tokens with log-probabilities and policy versions. Not part of OpenAI's API."""
+        with _record_errors(job_id, id_param="rollout_id"):
+            found = records.tokens(get_own_job(job_id, key), rollout_id, segment, start, limit)
         return RolloutTokens(rollout_id=rollout_id, segment=segment, **asdict(found))
 
     @router.get("/{job_id}/row_rewards")
-    def row_rewards(
+    def list_row_rewards(
         job_id: JobIdPath,
         key: Reader,
         file: Name = None,
@@ -154,47 +158,47 @@ def make_router(records: JobRecords) -> APIRouter:
         row: Row = None,
         order: Annotated[
             Literal["worst", "best", "widest"],
-            Query(description="By the mean reward, or first the rows whose rewards differ most."),
+            Query(description="Order by mean reward; widest: rows with the largest reward differences first."),
         ] = "worst",
         after: After = None,
         limit: RolloutLimit = ROLLOUTS_PAGE,
     ) -> Page[JobRowRewards]:
-        """List how the rewards of each row are distributed: not a part of OpenAI's API."""
-        with _errors(job_id):
-            wanted = Wanted(name=file, step=step, row=row)
-            found, more = records.row_rewards(own(job_id, key), wanted, order, limit, after)
+        """List the reward distribution of each row. Not part of OpenAI's API."""
+        with _record_errors(job_id):
+            rollout_filter = Wanted(name=file, step=step, row=row)
+            found, more = records.row_rewards(get_own_job(job_id, key), rollout_filter, order, limit, after)
         return Page[JobRowRewards].from_entries(found, more)
 
     @router.get("/{job_id}/rollout_filters")
-    def rollout_filters(job_id: JobIdPath, key: Reader) -> RolloutFilters:
-        """Return the files, tools and errors that rollouts can be filtered by: not a part of OpenAI's API."""
-        with _errors(job_id):
-            files, tools, errors = records.filters(own(job_id, key))
+    def list_rollout_filters(job_id: JobIdPath, key: Reader) -> RolloutFilters:
+        """Return the files, tools and errors by which rollouts can be filtered. Not part of OpenAI's API."""
+        with _record_errors(job_id):
+            files, tools, errors = records.filters(get_own_job(job_id, key))
         indexed = [IndexedFile.model_validate(file) for file in files]
         return RolloutFilters(files=indexed, tools=tools, errors=errors)
 
     @router.get("/{job_id}/metrics")
-    def metrics(
+    def list_metrics(
         job_id: JobIdPath, key: Reader, after: After = None, limit: MetricLimit = METRICS_PAGE
     ) -> Page[JobMetrics]:
-        """List the metrics of a job's steps, newest first, for the key that made it and for admins."""
-        with _errors(job_id):
-            found, more = records.metrics(own(job_id, key), limit, _step(after))
+        """List the metrics of a job's steps, newest first, for its owner and admins. Not part of OpenAI's API."""
+        with _record_errors(job_id):
+            found, more = records.metrics(get_own_job(job_id, key), limit, _parse_step(after))
         return Page[JobMetrics].from_entries([step_metrics(job_id, *one) for one in found], more)
 
     @router.get("/{job_id}/settings", response_class=JSONResponse)
-    def settings(job_id: JobIdPath, key: Reader) -> JobSettings:
-        """Return the settings that a job runs with, with all defaults, for the key that made it and for admins."""
-        with _errors(job_id):
-            return JobSettings(fine_tuning_job_id=job_id, **records.settings(own(job_id, key)))
+    def get_settings(job_id: JobIdPath, key: Reader) -> JobSettings:
+        """Return a job's settings with all defaults, for its owner and admins. Not part of OpenAI's API."""
+        with _record_errors(job_id):
+            return JobSettings(fine_tuning_job_id=job_id, **records.settings(get_own_job(job_id, key)))
 
     @router.get("/{job_id}/report", response_class=FileResponse, responses=REPORT)
-    def report(job_id: JobIdPath, key: Reader) -> FileResponse:
-        """Return the report of a job as one HTML page, for the key that made it and for admins."""
-        with _errors(job_id):
-            path = records.report(own(job_id, key))
+    def get_report(job_id: JobIdPath, key: Reader) -> FileResponse:
+        """Return a job's report as an HTML page, for its owner and admins. Not part of OpenAI's API."""
+        with _record_errors(job_id):
+            path = records.report(get_own_job(job_id, key))
         if path is None:
-            message = "The job has no report yet: it begins with the job's first step."
+            message = "The job has no report yet. The report is written after the first step."
             raise ApiError(404, message, param="fine_tuning_job_id", code="not_found")
         return FileResponse(path, media_type="text/html; charset=utf-8", headers=HEADERS)
 
@@ -205,7 +209,7 @@ def step_metrics(job_id: str, step: int, values: dict[str, float]) -> JobMetrics
     return JobMetrics(id=f"step-{step:06d}", fine_tuning_job_id=job_id, step_number=step, metrics=values)
 
 
-def _step(after: str | None) -> int | None:
+def _parse_step(after: str | None) -> int | None:
     if after is None:
         return None
     number = after.removeprefix("step-")
@@ -214,24 +218,27 @@ def _step(after: str | None) -> int | None:
     return int(number)
 
 
-def _summary(one: Found) -> JobRolloutSummary:
+def _build_summary(one: Found) -> JobRolloutSummary:
     return JobRolloutSummary(id=one.id, file=one.name, **asdict(one.summary))
 
 
-def _whole(job_id: str, whole: WholeRollout) -> JobRollout:
+def _build_rollout(job_id: str, whole: WholeRollout) -> JobRollout:
     one, request, rollout = whole
     return JobRollout(id=one.id, fine_tuning_job_id=job_id, file=one.name, request=request, rollout=rollout)
 
 
 @contextmanager
-def _errors(job_id: str, missing: str = "after") -> Iterator[None]:
-    """`missing` is the parameter with the id of a rollout: a cursor, or that of the rollout itself."""
+def _record_errors(job_id: str, id_param: str = "after") -> Iterator[None]:
+    """Context manager that converts errors of the records to API errors.
+
+    `id_param` is the parameter that contains a rollout id: the cursor `after`, or the path's `rollout_id`.
+    """
     try:
         with job_errors(job_id):
             yield
     except UnknownRollout as error:
-        status, code = (400, "invalid_value") if missing == "after" else (404, "not_found")
-        raise ApiError(status, error.message, param=missing, code=code) from None
+        status, code = (400, "invalid_value") if id_param == "after" else (404, "not_found")
+        raise ApiError(status, error.message, param=id_param, code=code) from None
     except UnknownValue as error:
         raise ApiError(400, error.message, param=error.field, code="invalid_value") from None
     except NotIndexed as error:

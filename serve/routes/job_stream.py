@@ -1,4 +1,4 @@
-"""/v1/fine_tuning/jobs/{id}/stream: a job as it goes on, as server-sent events that a client can take up again."""
+"""/v1/fine_tuning/jobs/{id}/stream: a job's changes as a resumable stream of server-sent events."""
 
 from __future__ import annotations
 
@@ -28,76 +28,77 @@ from agent_rft.wire.errors import ApiError
 STREAM: Responses = {
     200: {
         "content": {"text/event-stream": {"schema": EVENT}},
-        "description": "Events named job, event and metrics, whose data hold an object of this name.",
+        "description": "Events named `job`, `event` and `metrics`. Each event's data contain an object of that name.",
     }
 }
-LastSeen = Annotated[str, Query(max_length=100, description="Like Last-Event-ID, for the first connection.")]
+LastSeen = Annotated[str, Query(max_length=100, description="Same as Last-Event-ID, for the first connection.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often the job is looked at, how long a stream is, and how many there may be."""
+    """Polling interval, length and maximum number of streams."""
 
     poll_s: float = 1.0
-    """Between two looks at the job."""
+    """Seconds between two checks of the job for changes."""
     looks: int = 60
-    """Until a stream ends: its client connects again, and its key is checked again."""
+    """Number of checks until a stream ends. The client then reconnects, and its key is checked again."""
     quiet_looks: int = 15
-    """After so many without news a comment is sent, so that nobody between takes the connection for dead."""
+    """Number of checks without changes after which a comment is sent, so that proxies keep the connection open."""
     max_streams: int = 512
-    """In all."""
+    """Maximum number of concurrent streams."""
     max_streams_of_key: int = 16
+    """Maximum number of concurrent streams per API key."""
 
 
 def make_router(store: JobStore, runs: Path, pace: Pace | None = None) -> APIRouter:
-    """Returns the route of streams; `runs` holds the run folders by job."""
+    """Return the router; `runs` contains the run folders by job id."""
     pace = pace or Pace()
     router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
     streams = Shares(pace.max_streams, pace.max_streams_of_key)
 
     @router.get("/{job_id}/stream", response_class=StreamingResponse, responses=STREAM)
-    async def stream(
+    async def stream_job(
         request: Request,
         job_id: JobIdPath,
         key: Reader,
         last_event_id: Annotated[str, Header(max_length=100)] = "",
         after: LastSeen = "",
     ) -> StreamingResponse:
-        """Follow a job as server-sent events: its state, its events and, for its owner and admins, each step's metrics.
+        """Stream a job's state and events and, for its owner and admins, each step's metrics, as server-sent events.
 
-        It begins with what the last 100 events and 1,000 steps were, ends after a minute, and goes on after the event
-        that Last-Event-ID names.
+        The stream begins with up to 100 past events and 1,000 past steps, and ends after a minute. To resume it, send
+        Last-Event-ID. Not part of OpenAI's API.
         """
         with job_errors(job_id):
             job = await run_in_threadpool(store.get, job_id)
-        place = request.state.held.enter_context(streams.of(key.id, _too_many()))
-        place(1)
+        take = request.state.held.enter_context(streams.of(key.id, _too_many_streams_error()))
+        take(1)
         sees_metrics = key.may("admin") or job.owner == key.id
         feed = Feed(store, runs if sees_metrics else None, job_id, Position.read(last_event_id or after))
-        return event_stream(_events(feed, job_id, pace), named=True, resumable=True)
+        return event_stream(_poll_changes(feed, job_id, pace), named=True, resumable=True)
 
     return router
 
 
-async def _events(feed: Feed, job_id: str, pace: Pace) -> AsyncIterator[dict[str, Any]]:
-    quiet = 0
+async def _poll_changes(feed: Feed, job_id: str, pace: Pace) -> AsyncIterator[dict[str, Any]]:
+    num_unchanged = 0
 
-    def news() -> list[dict[str, Any]]:
+    def read_changes() -> list[dict[str, Any]]:
         with job_errors(job_id):
-            return [_wire(change, job_id) | {"id": str(feed.position)} for change in feed.changes()]
+            return [_build_event(change, job_id) | {"id": str(feed.position)} for change in feed.changes()]
 
-    for look in range(pace.looks):
-        if look:
+    for check in range(pace.looks):
+        if check:
             await asyncio.sleep(pace.poll_s)
-        for event in (found := await run_in_threadpool(news)):
+        for event in (found := await run_in_threadpool(read_changes)):
             yield event
-        quiet = 0 if found else quiet + 1
-        if quiet == pace.quiet_looks:
-            quiet = 0
+        num_unchanged = 0 if found else num_unchanged + 1
+        if num_unchanged == pace.quiet_looks:
+            num_unchanged = 0
             yield {}
 
 
-def _wire(change: Change, job_id: str) -> dict[str, Any]:
+def _build_event(change: Change, job_id: str) -> dict[str, Any]:
     name: str
     found: ResponseBody
     match change:
@@ -112,6 +113,6 @@ def _wire(change: Change, job_id: str) -> dict[str, Any]:
     return {"type": name, name: found.model_dump()}
 
 
-def _too_many() -> ApiError:
-    message = "Too many streams are open, of this API key or in all: close some, or list what is new now and then."
+def _too_many_streams_error() -> ApiError:
+    message = "Too many streams are open, for this API key or in total. Close some, or poll the job's events instead."
     return too_many(message, "too_many_in_progress", 30)

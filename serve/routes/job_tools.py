@@ -1,4 +1,4 @@
-"""/v1/fine_tuning/jobs/{id}/tool/run: one call of a job's own tool, with the headers that only the job knows."""
+"""/v1/fine_tuning/jobs/{id}/tool/run: one call of a job's tool, with the secret headers that are stored in the job."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def make_router(service: JobService, trials: Trials) -> APIRouter:
     router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
 
     @router.post("/{job_id}/tool/run")
-    async def run_tool(job_id: JobIdPath, body: ToolCallBody, key: Writer) -> ToolOutput:
-        """Call one of the job's tools once, as a rollout would, and return what the model would see.
+    async def run_job_tool(job_id: JobIdPath, body: ToolCallBody, key: Writer) -> ToolOutput:
+        """Call one of a job's tools once, like a rollout, and return the result that a model would see.
 
-        The call ends after ten minutes, even if the tool's `timeout_s` is longer.
+        The call may take at most ten minutes, even if the tool's `timeout_s` is longer. Not part of OpenAI's API.
         """
-        found = await asyncio.to_thread(_tools, service, job_id, key)
+        found = await asyncio.to_thread(_load_tool_settings, service, job_id, key)
         async with trials.slot(key)():
             tools = [tool.for_trial() for tool in found.tools]
             dispatcher = Dispatcher(tools, trials.operator, signer=signer_of(found))
@@ -39,11 +39,11 @@ def make_router(service: JobService, trials: Trials) -> APIRouter:
     return router
 
 
-def _tools(service: JobService, job_id: str, key: ApiKey) -> Reinforcement:
-    """The part of a job that has its tools, for a key that may change the job.
+def _load_tool_settings(service: JobService, job_id: str, key: ApiKey) -> Reinforcement:
+    """Return the settings of a job that contain its tools, if the key may change the job.
 
     Raises:
-        ApiError: the key may not, the job has no tools, or this server cannot open it.
+        ApiError: The key may not change the job, the job has no tools, or this server cannot decrypt it.
     """
     with job_errors(job_id):
         job = service.store.get(job_id)
@@ -53,5 +53,5 @@ def _tools(service: JobService, job_id: str, key: ApiKey) -> Reinforcement:
     except UserError as error:
         raise of_user_error(error, "fine_tuning_job_id") from None
     if found is None or not found.tools:
-        raise ApiError(400, "The job has no tools: method.reinforcement.tools is empty.", code="invalid_value")
+        raise ApiError(400, "The job has no tools, because method.reinforcement.tools is empty.", code="invalid_value")
     return found

@@ -1,4 +1,4 @@
-"""/v1/api_keys: the keys of the server, for admins. A new key is shown once; only its hash is stored."""
+"""/v1/api_keys: the server's API keys, for admins. A new key is returned only once, and only its hash is stored."""
 
 from __future__ import annotations
 
@@ -21,35 +21,37 @@ MAX_REQUESTS_PER_MINUTE = 1_000_000
 
 
 class KeyRequest(StrictBody):
+    """Settings of a new API key."""
+
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
-    """Who or what the key is for."""
+    """Purpose or holder of the key."""
     scopes: Annotated[list[Scope], Field(min_length=1, max_length=3)]
-    """`read`, `write` (includes read; changes only what the same key made) or `admin` (everything)."""
+    """`read`, `write` (includes read; may change only objects that the key created) or `admin` (everything)."""
     expires_after_s: Annotated[int, Field(ge=MIN_LIFE_S, le=MAX_LIFE_S)] | None = None
-    """Seconds that it works; by default until it is revoked."""
+    """Seconds until the key expires; by default it does not expire."""
     requests_per_minute: Annotated[int, Field(ge=1, le=MAX_REQUESTS_PER_MINUTE)] | None = None
-    """Rate limit; by default the server's."""
+    """Rate limit; by default the server's limit."""
 
 
 def make_router(keys: KeyStore) -> APIRouter:
-    """Returns the routes: plain functions, so that they run in threads, where database calls may block."""
+    """Return the router. Its routes are plain functions, so they run in threads and may block on the database."""
     router = APIRouter(prefix="/api_keys", tags=["keys"])
 
     @router.get("")
     def list_keys(key: Admin) -> ApiKeyList:
-        """List all keys with revoked and expired ones, oldest first: not a part of OpenAI's API."""
+        """List all API keys, including revoked and expired ones, oldest first. Not part of OpenAI's API."""
         return ApiKeyList(data=[ApiKeyBody(**asdict(found), is_own=found.id == key.id) for found in keys.list()])
 
     @router.post("")
-    def create(request: Request, body: KeyRequest, key: Admin) -> NewApiKey:
-        """Create a key; the response is the only one that has it."""
+    def create_key(request: Request, body: KeyRequest, key: Admin) -> NewApiKey:
+        """Create an API key. Only this response contains the key. Not part of OpenAI's API."""
         new, token = keys.create(body.name, body.scopes, body.requests_per_minute, body.expires_after_s)
         made(request, new.id)
         return NewApiKey(**asdict(new), is_own=False, key=token)
 
     @router.delete("/{key_id}")
-    def revoke(key_id: Annotated[str, Path(max_length=100)], key: Admin) -> ApiKeyBody:
-        """Revoke a key: within a second, requests with it are refused."""
+    def revoke_key(key_id: Annotated[str, Path(max_length=100)], key: Admin) -> ApiKeyBody:
+        """Revoke an API key. Within a second, requests with it are refused. Not part of OpenAI's API."""
         try:
             revoked = keys.revoke(key_id)
         except UserError:

@@ -1,7 +1,7 @@
-"""/v1/fine_tuning/readiness: whether a job is worth training, asked with the job's own request.
+"""/v1/fine_tuning/readiness: readiness checks, which sample the model and report whether training is likely to help.
 
-A readiness waits in the queue of the jobs and is followed and controlled as they are, below its own path. No list of
-jobs has it. Not a part of OpenAI's API.
+A readiness check has the same request body as a job, waits in the same queue and is controlled in the same way. Lists
+of jobs do not contain it. Not part of OpenAI's API.
 """
 
 from __future__ import annotations
@@ -33,21 +33,23 @@ from agent_rft.serve.routes.fine_tuning import (
 Draws = Annotated[int, Field(ge=2, le=128)]
 Samples = Annotated[
     Draws,
-    Query(description="Draws of each row of the training file; in all at most `jobs.max_readiness_rollouts`."),
+    Query(description="Rollouts per row of the training file. The total is limited by `jobs.max_readiness_rollouts`."),
 ]
 Target = Annotated[
     float | None,
-    Query(gt=0, le=86_400, allow_inf_nan=False, description="Wanted model and tool time of a rollout, in seconds."),
+    Query(
+        gt=0, le=86_400, allow_inf_nan=False, description="Target for the model and tool time of a rollout, in seconds."
+    ),
 ]
 
 
 def make_router(service: JobService) -> APIRouter:
-    """Returns the routes: plain functions, so that they run in threads, where database calls may block."""
+    """Return the router. Its routes are plain functions, so they run in threads and may block on the database."""
     router = APIRouter(prefix="/fine_tuning/readiness", tags=["readiness"])
     store = service.store
 
     @router.post("")
-    def create(
+    def create_readiness(
         request: Request,
         body: JobBody,
         key: Writer,
@@ -56,7 +58,7 @@ def make_router(service: JobService) -> APIRouter:
         idempotency_key: IdempotencyKey = None,
         retry: Retry = None,
     ) -> ReadinessBody:
-        """Look at a reinforcement job before training: the body is that of POST /v1/fine_tuning/jobs."""
+        """Start a readiness check of a reinforcement job. The body is the same as for POST /v1/fine_tuning/jobs."""
         look = {"samples": samples, "target_s": target_latency_s}
         with job_errors(kind=READINESS):
             job = service.create(body, key.id, idempotency_key=idempotency_key, retry=retry, look=look)
@@ -65,43 +67,43 @@ def make_router(service: JobService) -> APIRouter:
 
     @router.get("")
     def list_readiness(key: Reader, after: After = None, limit: Limit = JOBS_PAGE) -> Page[ReadinessBody]:
-        """List them, newest first."""
+        """List readiness checks, newest first."""
         with job_errors(kind=READINESS):
             found, more = store.jobs(None, after=after, limit=limit, looks=True)
         return Page[ReadinessBody].from_entries(found, more)
 
     @router.get("/{readiness_id}")
-    def get(readiness_id: JobIdPath, key: Reader) -> ReadinessBody:
-        """Return one readiness, with its verdict once it has succeeded."""
+    def get_readiness(readiness_id: JobIdPath, key: Reader) -> ReadinessBody:
+        """Return a readiness check, with its verdict once it has succeeded."""
         with job_errors(readiness_id, READINESS):
             return ReadinessBody.model_validate(store.get(readiness_id))
 
     @router.post("/{readiness_id}/cancel")
-    def cancel(readiness_id: JobIdPath, key: Writer) -> ReadinessBody:
-        """Cancel it at once, in any state."""
+    def cancel_readiness(readiness_id: JobIdPath, key: Writer) -> ReadinessBody:
+        """Cancel a readiness check that has not ended."""
         with job_errors(readiness_id, READINESS):
-            check_may_change(key, store.get(readiness_id).owner, "readiness")
+            check_may_change(key, store.get(readiness_id).owner, "readiness check")
             return ReadinessBody.model_validate(service.cancel(readiness_id))
 
     @router.post("/{readiness_id}/pause")
-    def pause(readiness_id: JobIdPath, key: Writer) -> ReadinessBody:
-        """Pause it: the rows that are being drawn are lost, those before are kept."""
+    def pause_readiness(readiness_id: JobIdPath, key: Writer) -> ReadinessBody:
+        """Pause a readiness check. It saves completed rows and samples unfinished rows again when it resumes."""
         with job_errors(readiness_id, READINESS):
-            check_may_change(key, store.get(readiness_id).owner, "readiness")
+            check_may_change(key, store.get(readiness_id).owner, "readiness check")
             return ReadinessBody.model_validate(service.pause(readiness_id))
 
     @router.post("/{readiness_id}/resume")
-    def resume(readiness_id: JobIdPath, key: Writer) -> ReadinessBody:
-        """Queue it again after a pause; it goes on with the rows that are missing."""
+    def resume_readiness(readiness_id: JobIdPath, key: Writer) -> ReadinessBody:
+        """Resume a paused readiness check. It is queued again and continues with the missing rows."""
         with job_errors(readiness_id, READINESS):
-            check_may_change(key, store.get(readiness_id).owner, "readiness")
+            check_may_change(key, store.get(readiness_id).owner, "readiness check")
             return ReadinessBody.model_validate(service.resume(readiness_id))
 
     @router.get("/{readiness_id}/events", response_class=AsciiJson)
-    def events(
+    def list_readiness_events(
         readiness_id: JobIdPath, key: Reader, after: After = None, limit: Limit = EVENTS_PAGE
     ) -> Page[JobEventBody]:
-        """List its events, newest first."""
+        """List the events of a readiness check, newest first."""
         with job_errors(readiness_id, READINESS):
             found, more = store.events(readiness_id, after=after, limit=limit)
         return Page[JobEventBody].from_entries(found, more)

@@ -26,7 +26,7 @@ def test_one_logs_in_with_a_key_and_out_again(opened: Open, site: Site) -> None:
     page = opened(token=EMPTY_TOKEN)
     page.get_by_label("API key").fill("sk-rft-wrong")
     page.keyboard.press("Enter")
-    assert "Invalid, expired or revoked API key" in page.get_by_role("alert").inner_text()
+    assert "The API key is invalid, expired or revoked" in page.get_by_role("alert").inner_text()
     page.get_by_label("API key").fill(site.token)
     page.get_by_role("button", name="Log in").click()
     page.get_by_role("link", name="Models").click()

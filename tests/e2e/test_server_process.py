@@ -78,7 +78,7 @@ def test_a_server_starts_serves_stops_and_starts_again(tmp_path: Path, serve: li
 
     port = int(url.split(":")[2].split("/")[0])
     another = tmp_path.with_name("another-server")
-    in_use = f"cannot listen at 127.0.0.1:{port}: Address already in use; give another --port"
+    in_use = f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port"
     for folder, refusal in ((another, in_use), (tmp_path, f"is used by process {process.pid} on")):
         second = subprocess.run(command(folder, port), stderr=subprocess.PIPE, text=True, timeout=START_S)
         assert second.returncode == 1 and "Traceback" not in second.stderr

@@ -1,4 +1,4 @@
-"""The models of all responses, by subject: routes return them, and the OpenAPI page describes them.
+"""Pydantic models of all responses, by subject. Routes return them, and the OpenAPI page describes them.
 
-A model is validated from a record of the layers below by its attributes; an alias is the record's name of a value.
+A model is built from the attributes of a record of the layers below. An alias is the record's name for a field.
 """

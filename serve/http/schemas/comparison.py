@@ -1,4 +1,4 @@
-"""Evaluations of jobs, and comparisons of them."""
+"""Response models of evaluations and their comparisons."""
 
 from __future__ import annotations
 
@@ -8,89 +8,93 @@ from agent_rft.serve.http.schemas.base import ResponseBody
 
 
 class JobEvaluation(ResponseBody):
-    """Rollouts of a whole file with one version of the model: an extension of OpenAI's API."""
+    """Evaluation of one version of a job's model on all rows of a file. Not part of OpenAI's API."""
 
     object: Literal["fine_tuning.job.evaluation"] = "fine_tuning.job.evaluation"
     fine_tuning_job_id: str
-    """Id of its job."""
+    """Id of the job."""
     id: str
-    """Its name in the job, such as test-before or validation-000005."""
+    """Name of the evaluation in the job, such as test-before or validation-000005."""
     file: Literal["test_file", "validation_file", "training_file"]
-    """Which file was graded."""
+    """File that was evaluated."""
     num_rows: int | None
-    """Rows of the file; null: not recorded."""
+    """Number of rows in the file; null if not recorded."""
     samples: int | None
-    """Rollouts of each row; null: not recorded."""
+    """Rollouts per row; null if not recorded."""
     grade: float | None
-    """Mean grade; null: nothing was graded, or it is not recorded."""
+    """Mean grade; null if nothing was graded or the grade is not recorded."""
     reward: float | None
-    """Mean reward; null likewise."""
+    """Mean reward; null if nothing was graded or the reward is not recorded."""
 
 
 class EvaluationList(ResponseBody):
     object: Literal["list"] = "list"
     data: list[JobEvaluation]
-    """Those of the test file first, the oldest first."""
+    """Evaluations of the test file first; for each file, oldest first."""
 
 
 class ComparedSide(ResponseBody):
-    """One evaluation: means over the rows that all sides have graded."""
+    """One of the compared evaluations. Its numbers are computed over the rows that all compared evaluations graded."""
 
     label: str
-    """Job and evaluation, `ftjob-...:test-after`."""
+    """Job and evaluation, such as `ftjob-...:test-after`."""
     run: str
     """Id of the job."""
     name: str
-    """The evaluation."""
+    """Name of the evaluation."""
     rows_of_this_side_only: list[str]
-    """Ids of rows that another side does not have."""
+    """Ids of rows that only some of the evaluations have, including this one."""
     rows_not_graded: list[str]
-    """Ids of rows that this side has not graded."""
+    """Ids of rows that this evaluation did not grade."""
     num_rollouts: int
-    """Rollouts of the compared rows."""
+    """Number of rollouts of the compared rows."""
     means: dict[str, float | None]
-    """Means over rows: grade, reward, busy_s, completion_tokens, tool_calls, turns; held_out, the grade of the job's
-    held-out grader, if it has one; best_of_k of k samples a row."""
+    """Means over rows: grade, reward, busy_s, completion_tokens, tool_calls, turns. Also held_out, the grade of the
+    held-out grader, and best_of_k, the best grade of k rollouts per row."""
     turns_p95: float
+    """95th percentile of the turns of a rollout."""
     busy_p95_s: float
+    """95th percentile of a rollout's model and tool time, in seconds."""
     repeated: float
-    """Calls per rollout that it had made before."""
+    """Calls per rollout that repeat an earlier call of the rollout."""
     tools: dict[str, dict[str, float]]
-    """Calls per rollout by tool, and shares of failed, repeated, first and last ones."""
+    """For each tool, calls per rollout and the shares of failed, repeated, first and last calls."""
 
 
 class ComparedRowSide(ResponseBody):
-    """A row at one side: the means of its rollouts."""
+    """One row in one of the compared evaluations: means over the row's rollouts."""
 
     grade: float | None
     held_out: float | None
-    """Grade of the held-out grader; null: there is none, or it failed."""
+    """Grade of the held-out grader; null if it failed or the job does not have one."""
     reward: float | None
     busy_s: float | None
     completion_tokens: float | None
     tool_calls: float | None
     turns: float | None
     trace_ids: list[str]
-    """Its rollouts."""
+    """Trace ids of the rollouts."""
 
 
 class ComparedRow(ResponseBody):
+    """One row in all compared evaluations."""
+
     row_id: str
     """Id of the row."""
     sides: list[ComparedRowSide]
-    """The row at each side, in their order."""
+    """The row in each evaluation, in the order of `sides`."""
     question: str
-    """The beginning of the last message of its prompt."""
+    """Beginning of the last message of the row's prompt."""
 
 
 class ComparisonBody(ResponseBody):
-    """Evaluations row by row with the first: an extension of OpenAI's API."""
+    """Row-by-row comparison of evaluations with the first one. Not part of OpenAI's API."""
 
     object: Literal["fine_tuning.comparison"] = "fine_tuning.comparison"
     sides: list[ComparedSide]
-    """In the order of the request."""
+    """The compared evaluations, in the order of the request."""
     changes: list[dict[str, Any]]
-    """Each other side against the first: `measures` with interval and verdict, `quadrants`, and ids of the rows that
-    `gained` and `lost` most."""
+    """Differences between each other evaluation and the first one: `measures` with interval and verdict, `quadrants`,
+    and the ids of the rows that `gained` and `lost` most."""
     rows: list[ComparedRow]
-    """The rows that all sides have graded."""
+    """The rows that all evaluations graded."""

@@ -1,4 +1,4 @@
-"""Stored files."""
+"""Response models of stored files."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from agent_rft.serve.http.schemas.base import ListEntry, ResponseBody
 
 
 class FileObject(ListEntry):
+    """A stored file, without its content."""
+
     id: str
-    """`file-...`."""
+    """Id of the file, `file-...`."""
     object: Literal["file"] = "file"
     bytes: int = Field(validation_alias="num_bytes")
-    """Size of the file."""
+    """Size of the file in bytes."""
     created_at: int
-    """Unix time in seconds."""
+    """Unix time of the upload, in seconds."""
     expires_at: int | None
-    """Unix time in seconds at which the file is deleted; null: never."""
+    """Unix time in seconds at which the file is deleted; null if it does not expire."""
     filename: str
-    """The name that it was uploaded with."""
+    """Name with which the file was uploaded."""
     purpose: str
-    """What it was uploaded for; `fine-tune-results` for result files of jobs."""
+    """Purpose given with the upload; `fine-tune-results` for the result files of jobs."""
     status: Literal["processed"] = "processed"
-    """Files are checked when a job reads them, so every stored file is processed."""
+    """Always `processed`, since files are checked only when a job uses them."""
     status_details: str | None = None
     """Always null."""
 

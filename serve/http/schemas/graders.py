@@ -1,4 +1,4 @@
-"""Trials of graders and tools."""
+"""Response models of trial runs of graders and tools."""
 
 from __future__ import annotations
 
@@ -14,72 +14,76 @@ class ValidGrader(ResponseBody):
 
 
 class GraderErrors(ResponseBody):
+    """Errors of a grader run: at most one of the booleans is true."""
+
     formula_parse_error: bool
-    """`calculate_output` cannot be computed."""
+    """The formula in `calculate_output` could not be evaluated."""
     sample_parse_error: bool
     """Never true; OpenAI's clients expect the key."""
     truncated_observation_error: bool
     """Never true; OpenAI's clients expect the key."""
     unresponsive_reward_error: bool
-    """The grader's endpoint did not answer by its deadline."""
+    """The grader's endpoint did not respond before its deadline."""
     invalid_variable_error: bool
-    """A path of a template does not exist in the row or the sample."""
+    """A template uses a path that does not exist in the row or the sample."""
     other_error: bool
-    """A failure that none of the other keys names."""
+    """Any other error."""
     python_grader_server_error: bool
-    """The sandbox failed: its worker was lost, or the grade took too long."""
+    """The sandbox failed: its worker was lost, or grading took too long."""
     python_grader_runtime_error: bool
-    """The code of a python grader raised, or returned no finite number."""
+    """The code of a `python` grader raised an exception or did not return a finite number."""
     model_grader_server_error: bool
     """The judge's endpoint failed."""
     model_grader_refusal_error: bool
     """The judge refused to grade."""
     model_grader_parse_error: bool
-    """The judge's answers did not have the requested form."""
+    """The judge's answers did not match the requested schema."""
     python_grader_server_error_type: str | None
     python_grader_runtime_error_details: str | None
     model_grader_server_error_details: str | None
 
 
 class GraderRunMetadata(ResponseBody):
+    """Details of a grader run."""
+
     name: str
-    """The grader's name, else its type."""
+    """The grader's name, or its type if it has no name."""
     type: str
     execution_time: float
-    """Seconds."""
+    """Duration of the run in seconds."""
     scores: dict[str, Any]
-    """For a multi grader the grade of each part by name; otherwise empty."""
+    """For a `multi` grader, the grade of each part by name; otherwise empty."""
     sampled_model_name: str | None
-    """The judge's name; null if there is none."""
+    """The judge's model; null if the grader has no judge."""
     token_usage: int | None
-    """Tokens that judges used; null: none."""
+    """Number of tokens that judges used; null if no judge was called."""
     errors: GraderErrors
 
 
 class GraderRun(ResponseBody):
-    """If one of `metadata.errors` is true, the grader failed and `reward` is not a grade."""
+    """Result of a grader run. If one of `metadata.errors` is true, the grader failed and `reward` is not a grade."""
 
     reward: float
     """The grade; 0 if the grader failed."""
     sub_rewards: dict[str, Any]
-    """For a multi grader the grade of each part by name; otherwise empty."""
+    """For a `multi` grader, the grade of each part by name; otherwise empty."""
     model_grader_token_usage_per_model: dict[str, Any]
-    """Tokens that each judge used, by name."""
+    """Number of tokens by judge model."""
     metadata: GraderRunMetadata
-    """The grader's name and type, its time in seconds, and which error occurred."""
+    """Name and type of the grader, duration, and errors."""
 
 
 class ToolOutput(ResponseBody):
-    """The result of a tool call as a model would see it."""
+    """The result of a tool call, as a model would see it."""
 
     type: Literal["function_call_output"] = "function_call_output"
     id: str
-    """The request's `id`, or a new one."""
+    """The `id` of the request, or else the `call_id`."""
     call_id: str
     """Id of the call."""
     output: str
-    """The text that a model would see, also of an error."""
+    """Text that a model would see: the tool's output or an error."""
     error: str | None
-    """The kind of the error that the model would see; null: none."""
+    """Kind of the error that a model would see; null if there is no error."""
     latency_s: float
-    """Seconds from the request to the answer, without waits."""
+    """Seconds of the successful attempt, without queueing and retries."""

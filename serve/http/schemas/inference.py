@@ -1,4 +1,4 @@
-"""Models' answers: chat completions and responses."""
+"""Response models of chat completions and responses."""
 
 from __future__ import annotations
 
@@ -10,56 +10,68 @@ from agent_rft.serve.http.schemas.base import ResponseBody
 
 
 class ModelOutput(ResponseBody):
-    """A part of a model's answer. Its routes leave out unset fields, so a field with a default may be missing."""
+    """Base class of models' answers. The routes omit unset fields, so a field with a default may be missing."""
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=False)
 
 
 class AnswerFunction(ModelOutput):
+    """The function of a tool call."""
+
     name: str
     arguments: str
-    """A JSON object as text, written by the model: it may be invalid."""
+    """Arguments as JSON text. The model wrote it, so it may be invalid."""
 
 
 class AnswerCall(ModelOutput):
+    """A tool call."""
+
     id: str
     type: Literal["function"]
     function: AnswerFunction
 
 
 class AnswerMessage(ModelOutput):
-    """The answer of a model: text, calls or both."""
+    """Message of a model: text, tool calls or both."""
 
     role: Literal["assistant"]
     content: str | None
-    """The answer; null if there are only calls."""
+    """Text of the message; null if it has only tool calls."""
     refusal: str | None
     annotations: list[Any] | None = None
     reasoning: str | None = None
-    """The model's thoughts; left out if there are none."""
+    """The model's reasoning; omitted if it is empty."""
     tool_calls: list[AnswerCall] | None = None
 
 
 class Choice(ModelOutput):
+    """One of the `n` sampled messages."""
+
     index: int
     message: AnswerMessage
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length", "tool_calls"]
-    """stop: the model has ended its answer; length: a limit of tokens was reached; tool_calls: it waits for the results
-    of `tool_calls`."""
+    """Reason for the end: `stop` if the model ended its message, `length` at a token limit, or `tool_calls` if the
+    model waits for tool results."""
 
 
 class CachedTokens(ModelOutput):
+    """Details of the prompt tokens."""
+
     cached_tokens: int
-    """Tokens of the prompt that the engine had computed before."""
+    """Prompt tokens from the engine's prefix cache."""
 
 
 class ReasoningTokens(ModelOutput):
+    """Details of the sampled tokens."""
+
     reasoning_tokens: int
-    """Those of `completion_tokens` or `output_tokens` that are thoughts."""
+    """Sampled tokens that are reasoning."""
 
 
 class Usage(ModelOutput):
+    """Token counts of a chat completion."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -68,15 +80,17 @@ class Usage(ModelOutput):
 
 
 class BestOf(ModelOutput):
-    """How the answer was chosen."""
+    """Scores of a best-of-n request."""
 
     scores: list[float | None]
-    """The grade of each sample; null: its grading failed."""
+    """Grade of each sample; null if its grading failed."""
     best: int
-    """Index in `scores` of the sample that is returned."""
+    """Index in `scores` of the returned sample."""
 
 
 class ChatCompletionBody(ModelOutput):
+    """A chat completion."""
+
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -91,12 +105,16 @@ class ChatCompletionBody(ModelOutput):
 
 
 class InputDetails(ModelOutput):
+    """Details of the input tokens."""
+
     cached_tokens: int
-    """Tokens of the input that the engine had computed before."""
+    """Input tokens from the engine's prefix cache."""
     cache_write_tokens: int
 
 
 class ResponseUsage(ModelOutput):
+    """Token counts of a response."""
+
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int
@@ -105,6 +123,8 @@ class ResponseUsage(ModelOutput):
 
 
 class OutputText(ModelOutput):
+    """Text of a message."""
+
     type: Literal["output_text"]
     text: str
     annotations: list[Any]
@@ -112,6 +132,8 @@ class OutputText(ModelOutput):
 
 
 class OutputMessage(ModelOutput):
+    """A message of the model."""
+
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -120,40 +142,44 @@ class OutputMessage(ModelOutput):
 
 
 class OutputCall(ModelOutput):
+    """A function call of the model."""
+
     id: str
     type: Literal["function_call"]
     status: Literal["completed", "incomplete"]
     call_id: str
-    """To be repeated in the `function_call_output` with the result."""
+    """Id to repeat in the `function_call_output` item with the result."""
     name: str
     arguments: str
-    """A JSON object as text, written by the model: it may be invalid."""
+    """Arguments as JSON text. The model wrote it, so it may be invalid."""
 
 
 class OutputReasoning(ModelOutput):
-    """The thoughts before an answer."""
+    """The model's reasoning before its message or calls."""
 
     id: str
     type: Literal["reasoning"]
     summary: list[Any]
     """Always empty."""
     encrypted_content: str | None = None
-    """The thoughts, sealed for this server; present if `include` asked for it. Send the item back in the next turn."""
+    """Encrypted reasoning; present if `include` requests it. Send the item back to this server in the next turn."""
 
 
 class IncompleteDetails(ModelOutput):
+    """Why a response is incomplete."""
+
     reason: Literal["max_output_tokens"]
 
 
 class Response(ModelOutput):
-    """The output, and the settings of the request."""
+    """A response: the model's output and the settings of the request."""
 
     id: str
     object: Literal["response"]
     created_at: int
     """Unix time in seconds."""
     status: Literal["completed", "incomplete"]
-    """incomplete: a limit of tokens was reached."""
+    """`incomplete` if a token limit was reached."""
     background: Literal[False]
     error: None
     incomplete_details: IncompleteDetails | None
@@ -162,7 +188,7 @@ class Response(ModelOutput):
     metadata: dict[str, str]
     model: str
     output: list[OutputMessage | OutputCall | OutputReasoning]
-    """Reasoning, then a message or calls, in this order."""
+    """Reasoning first, then a message or function calls."""
     parallel_tool_calls: bool
     previous_response_id: None
     """Always null: responses are not stored."""

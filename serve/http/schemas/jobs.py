@@ -1,4 +1,4 @@
-"""Jobs, their check, events, logs and checkpoints."""
+"""Response models of jobs, job checks, events, logs and checkpoints."""
 
 from __future__ import annotations
 
@@ -11,61 +11,63 @@ from agent_rft.serve.stores.job_states import JobStatus
 
 
 class JobFailure(ResponseBody):
+    """Error of a failed job."""
+
     code: str
-    """A problem code of the manual, such as invalid_training_file."""
+    """Problem code from the manual, such as invalid_training_file."""
     message: str
-    """What went wrong, where, and what to do."""
+    """Problem, location and fix."""
     param: str | None
-    """The field of the request that is wrong, if it is one."""
+    """Field of the request with the problem; null if no field is wrong."""
 
 
 class JobProgress(ResponseBody):
-    """How far a job is, and how well it does now against before."""
+    """Progress of a job, with the current result and the baseline."""
 
     metric: Literal["reward", "loss"]
-    """What its numbers are: a supervised job has a loss."""
+    """Metric of `train`, `validation` and `baseline`; `loss` for supervised jobs."""
     step: int
-    """Training steps done."""
+    """Number of completed training steps."""
     total_steps: int | None
-    """Training steps planned; null before the first one."""
+    """Number of planned training steps; null before the first step."""
     train: float | None
-    """Mean of the last step; null: not measured."""
+    """Mean in the last step; null if not measured."""
     validation: float | None
-    """Mean of the last validation; null: there was none."""
+    """Mean in the last validation; null if there was no validation."""
     baseline: float | None
-    """What training is compared with: see `baseline_of`."""
+    """Value to compare with; see `baseline_of`."""
     baseline_of: Literal["train", "validation"] | None
-    """validation: the file before the first step; train: the first step's rollouts; null: there is no baseline yet."""
+    """Source of `baseline`: the validation before the first step, or the first step's rollouts; null before them."""
 
 
 class Job(ListEntry):
     """A fine-tuning job."""
 
     id: str
-    """`ftjob-...`."""
+    """Id of the job, `ftjob-...`."""
     object: Literal["fine_tuning.job"] = "fine_tuning.job"
     created_at: UnixTime
-    """Unix time in seconds."""
+    """Unix time of the creation, in seconds."""
     finished_at: UnixTime | None
-    """Unix time in seconds at which the job succeeded, failed or was cancelled; null before."""
+    """Unix time in seconds at which the job succeeded, failed or was cancelled; null if it has not ended."""
     estimated_finish: UnixTime | None
-    """Unix time in seconds; null unless the job is running and has done enough steps for an estimate."""
+    """Estimated end as Unix time in seconds; null unless the job is running and has completed enough steps."""
     model: str
-    """Id of the start model, as in the request."""
+    """Id of the base model, as in the request."""
     fine_tuned_model: str | None
-    """Id of the tuned model, for chat and responses; null until the job has succeeded."""
+    """Id of the tuned model for chat and responses requests; null until the job has succeeded."""
     organization_id: str = "local"
-    """`local`: a server has one organization."""
+    """Always `local`, since a server has only one organization."""
     status: JobStatus
-    """`validating_files`, then `queued`, `running`, and at last `succeeded`, `failed` or `cancelled`; or `paused`."""
+    """`validating_files`, `queued`, `running`, `paused`, or finally `succeeded`, `failed` or `cancelled`."""
     error: JobFailure | None
-    """Why the job failed; null otherwise."""
+    """Error of a failed job; otherwise null."""
     hyperparameters: dict[str, Any]
-    """The same as in `method`; clients of older versions of OpenAI's API read them here."""
+    """The hyperparameters of `method`, for clients of older versions of OpenAI's API."""
     method: dict[str, Any]
-    """The request's, with all hyperparameters filled in and without secrets."""
+    """Method of the request, with defaults for all missing hyperparameters and without secrets."""
     model_options: dict[str, Any] | None
-    """Those of the request, or null."""
+    """Model options of the request, or null."""
     training_file: str
     """Id of the training file."""
     validation_file: str | None
@@ -73,104 +75,104 @@ class Job(ListEntry):
     test_file: str | None
     """Id of the test file, or null."""
     result_files: list[str]
-    """Ids of a CSV file with the metrics of each step."""
+    """Ids of the result files: a CSV file with the metrics of each step."""
     trained_tokens: int | None
-    """Tokens that were trained so far; null before the first step."""
+    """Number of trained tokens so far; null before the first step."""
     seed: int
-    """Seed of the order of rows and of sampling: the request's, or a random one."""
+    """Seed of the row order and of sampling, from the request or random."""
     suffix: str | None
     """Part of the tuned model's name."""
     metadata: dict[str, str] | None = Field(validation_alias="labels")
-    """The pairs of the request."""
+    """Metadata of the request."""
     integrations: Annotated[list[dict[str, Any]], BeforeValidator(lambda trackers: trackers or [])]
-    """The trackers of the request."""
+    """Trackers of the request."""
     progress: JobProgress | None = None
-    """If the request says `include=progress`; null before the job has measured anything."""
+    """Progress, if the request has `include=progress`; null before the first measurement."""
 
 
 class JobProblem(ResponseBody):
-    """A mistake in a request for a job, its files, its model, its tools or graders."""
+    """A problem with a job request or with its files, model, tools or graders."""
 
     code: str
-    """See [problem codes](problems.md)."""
+    """Problem code; see [problem codes](problems.md)."""
     field: str
-    """The field of the request, such as `method.reinforcement.grader.url`, or of a row of a file."""
+    """Field of the request, such as `method.reinforcement.grader.url`, or field of a row in a file."""
     line: int | None
-    """The line of the file, or the first of several; null: of no line."""
+    """First line of the file with the problem; null if the problem has no line."""
     rows: str
-    """All lines of a mistake that several rows share, such as `1-7, 9`; else empty."""
+    """All lines with the same problem, such as `1-7, 9`; empty unless several rows have it."""
     message: str
-    """What is wrong."""
+    """Description of the problem."""
     remedy: str
-    """What to do."""
+    """Fix for the problem."""
 
 
 class JobCheck(ResponseBody):
-    """What is wrong with a request for a job: an extension of OpenAI's API."""
+    """Result of checking a job request. Not part of OpenAI's API."""
 
     object: Literal["fine_tuning.job.check"] = "fine_tuning.job.check"
     valid: bool
-    """Whether nothing was found. The created job's tools and grader are called before it runs; here they are not."""
+    """Whether the check found no problems. It does not call tools and graders; a created job calls them first."""
     problems: list[JobProblem]
-    """All mistakes: of the form, or if it is right, of the files, model, tools and graders."""
+    """All schema problems of the request or, if its schema is valid, of its files, model, tools and graders."""
 
 
 class JobEventBody(ListEntry):
-    """What happened in a job."""
+    """An event of a job."""
 
     id: str
-    """`ftevent-...`."""
+    """Id of the event, `ftevent-...`."""
     object: Literal["fine_tuning.job.event"] = "fine_tuning.job.event"
     created_at: UnixTime
-    """Unix time in seconds."""
+    """Unix time of the event, in seconds."""
     level: Literal["info", "warn", "error"]
-    """How serious it is."""
+    """Severity of the event."""
     type: Literal["message", "metrics"]
-    """metrics: the numbers of one step, in `data`; message: anything else."""
+    """`metrics` if `data` contains the metrics of a step, otherwise `message`."""
     message: str
-    """A sentence for people."""
+    """Human-readable message."""
     data: dict[str, Any] | None
-    """The metrics of a step, or details of a message; null: none."""
+    """Metrics of a step, or details of a message; null if there are no details."""
 
 
 class JobOutput(ResponseBody):
-    """The end of what one process of a job wrote."""
+    """The end of the output of one of a job's processes."""
 
     process: Literal["validation", "driver"]
-    """Which process it was."""
+    """Kind of process."""
     attempt: int
-    """The number of the driver, from 1; 0 for the validation."""
+    """Number of the driver, from 1; 0 for the validation."""
     written_at: UnixTime = Field(validation_alias="at")
-    """When it last wrote, as Unix time in seconds."""
+    """Unix time of the last output, in seconds."""
     text: str
-    """The end of its output, without secrets."""
+    """End of the output, without secrets."""
 
 
 class JobLog(ResponseBody):
-    """What only admins see of a job: an extension of OpenAI's API."""
+    """Error and process outputs of a job, for admins only. Not part of OpenAI's API."""
 
     object: Literal["fine_tuning.job.log"] = "fine_tuning.job.log"
     job_id: str
     """Id of the job."""
     error: str | None
-    """The error of the job with what it quotes, which the job itself does not show; null: it has none."""
+    """Full error of the job, with details that the job object omits; null if the job has no error."""
     outputs: list[JobOutput]
-    """Its processes, oldest first. Outputs are kept for 30 days, those of the last ten drivers."""
+    """Outputs by process, oldest first. The server keeps them for 30 days, and only for the last ten drivers."""
 
 
 class Checkpoint(ListEntry):
-    """A saved state of a job's model."""
+    """A checkpoint of a job."""
 
     id: str
-    """`ftckpt-...`."""
+    """Id of the checkpoint, `ftckpt-...`."""
     object: Literal["fine_tuning.job.checkpoint"] = "fine_tuning.job.checkpoint"
     created_at: UnixTime
-    """Unix time in seconds."""
+    """Unix time of the creation, in seconds."""
     fine_tuned_model_checkpoint: str = Field(validation_alias="model")
-    """Id under which the checkpoint is served as a model."""
+    """Model id of the checkpoint for chat and responses requests."""
     fine_tuning_job_id: str = Field(validation_alias="job_id")
-    """Id of its job."""
+    """Id of the job."""
     step_number: int = Field(validation_alias="step")
-    """The training step after which it was saved."""
+    """Training step after which the checkpoint was saved."""
     metrics: dict[str, float]
-    """Metrics of that step and of the validation after it."""
+    """Metrics of this step and of the validation after it."""

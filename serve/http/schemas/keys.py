@@ -1,4 +1,4 @@
-"""API keys, and the sessions that browsers open with them."""
+"""Response models of API keys and console sessions."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ from agent_rft.serve.stores.keys import Scope
 
 
 class ApiKeyBody(ResponseBody):
-    """An API key without its secret: an extension of OpenAI's API."""
+    """An API key without its secret. Not part of OpenAI's API."""
 
     id: str
-    """The part of the key that is not secret."""
+    """Public part of the key."""
     object: Literal["api_key"] = "api_key"
     name: str
-    """Who or what it is for."""
+    """Purpose or holder of the key."""
     scopes: list[Scope]
-    """`read`, `write` or `admin`; each includes those before it."""
+    """Scopes of the key: `read`, `write` (includes read) or `admin` (includes write)."""
     created_at: int
-    """Unix time in seconds."""
+    """Unix time of the creation, in seconds."""
     expires_at: int | None
-    """Unix time in seconds; null: it works until it is revoked."""
+    """Unix time of the expiry, in seconds; null if the key does not expire."""
     revoked_at: int | None
-    """Unix time in seconds; null: it is not revoked."""
+    """Unix time of the revocation, in seconds; null if the key is not revoked."""
     requests_per_minute: int | None
-    """Its rate limit; null: the server's."""
+    """Rate limit of the key; null for the server's default."""
     is_own: bool
-    """Whether the request was made with it."""
+    """Whether the request used this key."""
 
 
 class NewApiKey(ApiKeyBody):
+    """A new API key with its secret."""
+
     key: str
-    """The key itself, `sk-rft-...`; no other response has it."""
+    """The full key, `sk-rft-...`. No other response contains it."""
 
 
 class ApiKeyList(ResponseBody):
@@ -42,20 +44,22 @@ class ApiKeyList(ResponseBody):
 
 
 class SessionKey(ResponseBody):
+    """The API key of a console session."""
+
     id: str
     name: str
     scopes: list[Scope]
-    """What the key may do; each scope includes those before it: read, write, admin."""
+    """Scopes of the key: `read`, `write` (includes read) or `admin` (includes write)."""
 
 
 class ConsoleSession(ResponseBody):
-    """What a browser's session may do."""
+    """A browser session of the console."""
 
     object: Literal["console.session"] = "console.session"
     key: SessionKey
-    """The API key that opened the session, and with which it ends."""
+    """API key that opened the session. The session ends when the key expires or is revoked."""
     read_only: bool
-    """Whether nothing can be created or changed here, whatever the key's scopes are."""
+    """Whether this server refuses all changes, regardless of the key's scopes."""
 
 
 class DeletedSession(ResponseBody):

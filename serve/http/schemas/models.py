@@ -1,4 +1,4 @@
-"""Models."""
+"""Response models of the model list."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from agent_rft.serve.http.schemas.base import ResponseBody
 
 
 class ModelBody(ResponseBody):
+    """A model that can be used in requests."""
+
     id: str
-    """The name for `model` in requests."""
+    """Value of `model` in requests."""
     object: Literal["model"] = "model"
     created: int = Field(validation_alias="created_at")
-    """Unix time in seconds; 0: unknown."""
+    """Unix time of the creation, in seconds; 0 if unknown."""
     owned_by: str
-    """Who made it."""
+    """Owner of the model."""
 
 
 class ModelList(ResponseBody):

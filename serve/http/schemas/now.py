@@ -1,4 +1,4 @@
-"""What the processes of a job do at this moment."""
+"""Response models of the live status of a job's processes."""
 
 from __future__ import annotations
 
@@ -11,73 +11,76 @@ from agent_rft.serve.stores.job_states import JobStatus
 
 
 class EngineNow(ResponseBody):
+    """State of an engine."""
+
     name: str
     state: Literal["waits", "starts", "asleep", "ready"]
-    """`waits` for room in the cluster, `starts` or loads weights, `asleep` while the learner has its GPUs, `ready`."""
+    """`waits` for resources, `starts` (also: loads weights), `asleep` while the learner uses its GPUs, or `ready`."""
     rollouts: int
-    """Rollouts in flight on it."""
+    """Number of running rollouts on the engine."""
 
 
 class DoingNow(ResponseBody):
-    """A piece of work in progress."""
+    """One activity of a process."""
 
     trace_id: str
-    """Its rollout; empty: of none."""
+    """Trace id of the rollout; empty if the activity does not belong to a rollout."""
     stage: str
-    """`sampling`, `tool calls`, `grading`, `session start`, `weight update`, or a method of the learner."""
+    """Activity: `sampling`, `tool calls`, `grading`, `session start`, `weight update` or a method of the learner."""
     for_s: float
-    """How long it has lasted."""
+    """Seconds since the activity began."""
 
 
 class ActorNow(ResponseBody):
-    """A process of the job: an engine, a learner rank, a dispatcher, or the graders'."""
+    """A process of the job: engine, learner rank, dispatcher or grader pool."""
 
     name: str
     doing: list[DoingNow]
-    """What it does; of an engine, the rollouts that have been in each stage longest."""
+    """Current activities; for an engine, the oldest rollouts in each stage."""
     silent_s: float
-    """For how long it has not answered."""
+    """Seconds since the process last responded to a heartbeat."""
 
 
 class EndpointNow(ResponseBody):
-    """A tool, session server, grader or judge. Recent values are those of the last `recent_s`, about a minute."""
+    """State of a tool, session server, grader or judge. Recent values cover the last `recent_s`, about a minute."""
 
     name: str
     limit: float
-    """Requests that it may have in progress now; the limit grows and falls with its answers."""
+    """Current limit on concurrent requests. It adapts to the endpoint's responses."""
     in_flight: int
     queued: int
-    """Requests that wait for their turn."""
+    """Number of queued requests."""
     breaker: Literal["closed", "half_open", "open"]
-    """open: it fails, so it gets only an occasional probe."""
+    """State of the circuit breaker; open: the endpoint fails and gets only occasional probes."""
     down_s: float | None = None
-    """How long it has been down: its breaker is not closed; null: it is up."""
+    """Seconds since the breaker opened; null if it is closed."""
     delayed_calls: int = 0
-    """Calls that have had to wait because it is down."""
+    """Number of calls that had to wait because the endpoint is down."""
     calls: int
     failed: int
     retries: int
     recent_s: float
     recent_calls: int
     recent_errors: dict[str, int]
-    """By kind."""
+    """Number of recent errors by kind."""
     errors: dict[str, int]
-    """By kind, since its processes started."""
+    """Number of errors by kind since the job's processes started."""
     latency_p50_s: float | None
-    """Median of recent answers; null: there were none."""
+    """Median latency of recent responses; null if there were no responses."""
     latency_p95_s: float | None
+    """95th percentile of the latency of recent responses; null if there were no responses."""
 
 
 class JobNow(ResponseBody):
-    """What the processes of a job do at this moment: an extension of OpenAI's API."""
+    """Live status of a job's processes. Not part of OpenAI's API."""
 
     object: Literal["fine_tuning.job.now"] = "fine_tuning.job.now"
     fine_tuning_job_id: str
-    """Id of its job."""
+    """Id of the job."""
     status: JobStatus
-    """The job's."""
+    """Status of the job."""
     age_s: float | None
-    """How old the rest is; null: the job has no processes, and all lists are empty."""
+    """Age of the lists in seconds; null if the job has no processes, in which case all lists are empty."""
     engines: list[EngineNow] = Field(default=[])
     actors: list[ActorNow] = Field(default=[])
     endpoints: list[EndpointNow] = Field(default=[])

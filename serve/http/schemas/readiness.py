@@ -1,4 +1,4 @@
-"""Looks at a job before training."""
+"""Response models of readiness checks."""
 
 from __future__ import annotations
 
@@ -13,57 +13,57 @@ from agent_rft.serve.stores.job_states import JobStatus
 
 
 class ReadinessReason(ResponseBody):
-    """A reason of a verdict, or a note."""
+    """A reason for the verdict, or a note."""
 
     code: str
-    """See [what the codes mean](readiness.md)."""
+    """Reason code; see [reason codes](readiness.md)."""
     decides: bool
-    """Whether it decides the verdict; false for a note."""
+    """Whether the reason decides the verdict; false for a note."""
     message: str
-    """What was measured."""
+    """Measurement behind the reason."""
     remedy: str
-    """What to do about it."""
+    """Recommended action."""
 
 
 class ReadinessBody(ListEntry):
-    """Whether a job is worth training: a look at it before the first step."""
+    """Readiness check of a job: samples the model before training and reports whether training is likely to help."""
 
     id: str
-    """`ftready-...`."""
+    """Id of the readiness check, `ftready-...`."""
     object: Literal["fine_tuning.readiness"] = "fine_tuning.readiness"
     created_at: UnixTime
-    """Unix time in seconds."""
+    """Unix time of the creation, in seconds."""
     finished_at: UnixTime | None
-    """Unix time in seconds at which it succeeded, failed or was cancelled; null before."""
+    """Unix time in seconds at which the check succeeded, failed or was cancelled; null if it has not ended."""
     model: str
-    """Id of the start model, as in the request."""
+    """Id of the base model, as in the request."""
     status: JobStatus
-    """As of a job; `succeeded` means that there is a verdict, whichever it is."""
+    """Status, as for a job. `succeeded` means that the check has a verdict, even a negative one."""
     error: JobFailure | None
-    """Why it failed; null otherwise."""
+    """Error of a failed check; otherwise null."""
     method: dict[str, Any]
-    """The request's, with all hyperparameters filled in and without secrets."""
+    """Method of the request, with defaults for all missing hyperparameters and without secrets."""
     training_file: str
-    """Id of the training file, whose rows are drawn."""
+    """Id of the training file, whose rows are sampled."""
     validation_file: str | None
     """Id of the validation file, or null."""
     test_file: str | None
     """Id of the test file, or null."""
     seed: int
-    """Seed of sampling: the request's, or a random one."""
+    """Seed of sampling, from the request or random."""
     suffix: str | None
-    """The text of the request, or null."""
+    """Suffix of the request, or null."""
     metadata: dict[str, str] | None = Field(validation_alias="labels")
-    """The pairs of the request."""
+    """Metadata of the request."""
     samples: int = Field(validation_alias=AliasPath("look", "samples"))
-    """Draws of each row."""
+    """Rollouts per row."""
     target_latency_s: float | None = Field(validation_alias=AliasPath("look", "target_s"))
-    """Wanted model and tool time of a rollout in seconds, or null."""
+    """Target for the model and tool time of a rollout in seconds, or null."""
     verdict: Verdict | None = Field(default=None, validation_alias=AliasPath("findings", "verdict"))
-    """`train`, `fix_first` or `warm_start`; null until it has succeeded."""
+    """`train`, `fix_first` or `warm_start`; null until the check has succeeded."""
     reasons: list[ReadinessReason] = Field(default=[], validation_alias=AliasPath("findings", "reasons"))
-    """Why: the reasons that decide, then notes."""
+    """Reasons: first those that decide the verdict, then notes."""
     findings: dict[str, Any] | None
-    """All that was found, without the rows; null until it has succeeded."""
+    """All findings except the rows; null until the check has succeeded."""
     result_files: list[str]
-    """Ids of `readiness.json`, the findings with each row, and of `readiness.html`, the same as a page."""
+    """Ids of `readiness.json`, which has the findings with all rows, and of `readiness.html`, the same as a page."""

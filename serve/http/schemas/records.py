@@ -1,4 +1,4 @@
-"""What a job left in its run folder: rollouts, rewards, metrics, settings."""
+"""Response models of a job's records: rollouts, rewards, metrics and settings."""
 
 from __future__ import annotations
 
@@ -11,138 +11,142 @@ from agent_rft.serve.http.schemas.base import ListEntry, ResponseBody
 
 
 class JobRollout(ListEntry):
-    """One rollout of a job: an extension of OpenAI's API."""
+    """A rollout of a job. Not part of OpenAI's API."""
 
     id: str
-    """Its place in the files of the run, such as `step-000012.57`, for `after`."""
+    """Id of the rollout: file and number, such as `step-000012.57`."""
     object: Literal["fine_tuning.job.rollout"] = "fine_tuning.job.rollout"
     fine_tuning_job_id: str
-    """Id of its job."""
+    """Id of the job."""
     file: str
-    """The rollout file that it is in, such as step-000012, validation-000005 or test-after."""
+    """Rollout file, such as step-000012, validation-000005 or test-after."""
     request: dict[str, Any]
-    """What was asked for: the task with its row, epoch, purpose, temperature."""
+    """The request for the rollout: task with its row, epoch, purpose and temperature."""
     rollout: dict[str, Any]
-    """As in the rollout file. `kind` is `rollout`: turns with calls and results, answer, grade, reward, tokens; or
-    `discarded`: the reason. A rollout on its own has `num_tokens` of its segments; `.../tokens` has their tokens."""
+    """The rollout as in the rollout file. If `kind` is `rollout`, it has turns, answer, grade, reward and tokens. If
+    `kind` is `discarded`, it has the reason. A single rollout has `num_tokens` of its segments instead of tokens."""
 
 
 class JobRolloutSummary(ListEntry):
-    """A rollout in a list with `view=summary`: an extension of OpenAI's API."""
+    """Summary of a rollout, for `view=summary`. Not part of OpenAI's API."""
 
     id: str
-    """Its place in the files of the run, such as `step-000012.57`, for `after` and for its own route."""
+    """Id of the rollout: file and number, such as `step-000012.57`."""
     object: Literal["fine_tuning.job.rollout.summary"] = "fine_tuning.job.rollout.summary"
     file: str
-    """The rollout file that it is in, such as step-000012, validation-000005 or test-after."""
+    """Rollout file, such as step-000012, validation-000005 or test-after."""
     step: int | None
-    """The step of its file; null for tests."""
+    """Training step of the file; null for tests."""
     trace_id: str
     row_id: str
-    """The row: its line and a digest of it."""
+    """Id of the row: its line number and a digest."""
     sample: int
-    """Its number in its group."""
+    """Number of the rollout in its group."""
     grade: float | None
-    """null if it was discarded, as all that follows."""
+    """Grade. This and the following numbers are null if the rollout was discarded."""
     reward: float | None
     finish: Ended
-    """How it ended."""
+    """Reason for its end: an answer, a limit, or discarded."""
     tools: list[str]
-    """Tools that it called, each once."""
+    """Distinct tools that it called."""
     errors: list[str]
-    """Errors of its calls, each once, or the reason why it was discarded."""
+    """Distinct errors of its calls, or the reason for its discard."""
     num_calls: int | None
     num_sampled: int | None
-    """Tokens that the model sampled."""
+    """Number of sampled tokens."""
     wall_s: float | None
-    """Seconds from its start to its end."""
+    """Duration of the rollout in seconds."""
     answer: str
-    """The beginning of its answer."""
+    """Beginning of the answer."""
 
 
 class RolloutToken(ResponseBody):
+    """A token of a segment."""
+
     id: int
     text: str | None
-    """What it adds to the text; null if the server has no tokenizer of the model."""
+    """Text of the token; null if the server does not have the model's tokenizer."""
     logprob: float | None
-    """Log-probability under the engine; null if it was not sampled."""
+    """Log-probability from the engine; null if the token was not sampled."""
     version: int | None
-    """The policy version that sampled it; null if it was not sampled."""
+    """Policy version that sampled the token; null if the token was not sampled."""
 
 
 class RolloutTokens(ResponseBody):
-    """Tokens of a segment of a rollout, as the engine saw them: an extension of OpenAI's API."""
+    """Tokens of a rollout's segment, as the engine processed them. Not part of OpenAI's API."""
 
     object: Literal["fine_tuning.job.rollout.tokens"] = "fine_tuning.job.rollout.tokens"
     rollout_id: str
     segment: int
     start: int
-    """Number of the first of `tokens` in the segment."""
+    """Index of the first entry of `tokens` in the segment."""
     num_tokens: int
-    """All tokens of the segment, with its prompt."""
+    """Number of tokens in the segment, including its prompt."""
     tokens: list[RolloutToken]
 
 
 class JobRowRewards(ListEntry):
-    """How the rewards of a row's rollouts are distributed: an extension of OpenAI's API."""
+    """Reward distribution of a row's rollouts. Not part of OpenAI's API."""
 
     id: str = Field(validation_alias="row_id")
-    """The row: its line and a digest of it."""
+    """Id of the row: its line number and a digest."""
     object: Literal["fine_tuning.job.row_rewards"] = "fine_tuning.job.row_rewards"
     num_rollouts: int
-    """Those with a reward."""
+    """Number of rollouts with a reward."""
     num_discarded: int = Field(validation_alias="num_lost")
-    """Those without."""
+    """Number of discarded rollouts."""
     mean: float | None
-    """Mean, least and greatest reward; null if all rollouts were discarded."""
+    """Mean reward. It, `min` and `max` are null if all rollouts were discarded."""
     min: float | None = Field(validation_alias="low")
     max: float | None = Field(validation_alias="high")
     bins: list[int]
-    """Rollouts in each tenth of `range`."""
+    """Histogram: number of rollouts in each tenth of `range`."""
     range: tuple[float, float]
-    """The least and the greatest reward of all rows of the list."""
+    """Minimum and maximum reward of all rows that match the filters."""
 
 
 class IndexedFile(ResponseBody):
+    """A rollout file."""
+
     name: str
-    """Such as step-000012, validation-000005 or test-after."""
+    """Name of the file, such as step-000012, validation-000005 or test-after."""
     step: int | None
     num_rollouts: int
 
 
 class RolloutFilters(ResponseBody):
-    """What the rollouts of a job can be filtered by: an extension of OpenAI's API."""
+    """Values by which the rollouts of a job can be filtered. Not part of OpenAI's API."""
 
     object: Literal["fine_tuning.job.rollout_filters"] = "fine_tuning.job.rollout_filters"
     files: list[IndexedFile]
-    """The rollout files, oldest first."""
+    """Rollout files, oldest first."""
     tools: list[str]
-    """Tools that were called."""
+    """Tools that rollouts called."""
     errors: list[str]
-    """Errors of calls, and reasons why rollouts were discarded."""
+    """Errors of calls and reasons for discards."""
 
 
 class JobMetrics(ListEntry):
-    """The metrics of one step: an extension of OpenAI's API."""
+    """Metrics of a training step. Not part of OpenAI's API."""
 
     id: str
-    """`step-...`, for `after`."""
+    """Id of the step, `step-...`."""
     object: Literal["fine_tuning.job.metrics"] = "fine_tuning.job.metrics"
     fine_tuning_job_id: str
-    """Id of its job."""
+    """Id of the job."""
     step_number: int
-    """The training step."""
+    """Training step."""
     metrics: dict[str, float]
-    """The metrics by name, see the manual; those that were not measured are left out."""
+    """Metrics by name, as described in the manual. Metrics that were not measured are omitted."""
 
 
 class JobSettings(ResponseBody):
-    """What a job runs with: an extension of OpenAI's API."""
+    """Settings and plan of a job. Not part of OpenAI's API."""
 
     object: Literal["fine_tuning.job.settings"] = "fine_tuning.job.settings"
     fine_tuning_job_id: str
     """Id of the job."""
     job: dict[str, Any] | None = None
-    """The job with all defaults filled in, without secrets; null before it has begun."""
+    """The job with all defaults and without secrets; null before the job starts."""
     plan: dict[str, Any] | None = None
-    """What was derived from it and its files, such as the number of steps; null before it has begun."""
+    """Values derived from the job and its files, such as the number of steps; null before the job starts."""

@@ -152,7 +152,7 @@ def test_a_port_in_use_is_reported_and_a_reserved_port_can_only_be_shared() -> N
         proxy.bind(("127.0.0.1", port))
         proxy.listen()
         with (
-            pytest.raises(UserError, match=f"cannot listen at 127.0.0.1:{port}: Address already in use"),
+            pytest.raises(UserError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"),
             reserved_port("127.0.0.1", port),
         ):
             pass
@@ -160,7 +160,7 @@ def test_a_port_in_use_is_reported_and_a_reserved_port_can_only_be_shared() -> N
 
 
 def test_an_unknown_host_is_reported() -> None:
-    with pytest.raises(UserError, match=r"cannot listen at nowhere\.invalid:1"), reserved_port("nowhere.invalid", 1):
+    with pytest.raises(UserError, match=r"cannot listen on nowhere\.invalid:1"), reserved_port("nowhere.invalid", 1):
         pass
 
 
@@ -212,7 +212,7 @@ def test_an_application_refuses_unknown_arguments_and_contains_no_secrets(tmp_pa
     with pytest.raises(ValidationError, match="database"):
         deployed(folder="state", database="postgresql://user:hunter2@host/name")
     assert deployed(folder=str(tmp_path)).num_replicas == 1
-    with pytest.raises(UserError, match="several replicas require PostgreSQL"):
+    with pytest.raises(UserError, match="replicas: 2 requires PostgreSQL"):
         deployed(folder=str(tmp_path), replicas=2)
     StateLocations(tmp_path, "postgresql://user:hunter2@host/name").save()
     deployment = deployed(folder=str(tmp_path), replicas=2)

@@ -293,7 +293,7 @@ async def test_route_without_its_prefix_is_answered_with_the_base_url(method: st
         answer = await client.request(method, path)
         error = error_of(answer)
         assert (answer.status_code, error["code"]) == (404, "unknown_url")
-        assert error["message"].endswith(f"set the base URL to {str(client.base_url).rstrip('/')}/v1")
+        assert error["message"].endswith(f"Set the base URL to {str(client.base_url).rstrip('/')}/v1")
         other = error_of(await client.request(method, "/nowhere"))
         assert "base URL" not in other["message"]
 

@@ -96,4 +96,4 @@ async def test_entry_that_an_outage_keeps_out_of_the_audit_log_has_one_line_in_t
             answer = await client.post("/v1/files")
     assert answer.status_code == (503 if away else 200)
     (record,) = logged.records
-    assert "file.create is missing in the audit log" in record.getMessage() and record.exc_info is None
+    assert "file.create is missing from the audit log" in record.getMessage() and record.exc_info is None

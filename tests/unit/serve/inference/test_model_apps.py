@@ -46,7 +46,7 @@ def test_a_model_that_is_not_there_is_named_with_the_remedy() -> None:
 def test_a_folder_whose_configuration_cannot_be_read_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
 
-    with pytest.raises(UserError, match="is not a readable model"):
+    with pytest.raises(UserError, match="cannot be read"):
         engine_config(base_model(str(tmp_path)), RESOURCES)
 
 

@@ -237,7 +237,8 @@ async def test_rollouts_that_are_not_where_the_index_says_are_asked_for_again(se
     answer = await server.get("rollouts", file="step-2")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
     assert (
-        "Not ready: the rollouts step-000002 were written again" in answer.text and str(server.runs) not in answer.text
+        "The result is not ready: the rollouts step-000002 were written again" in answer.text
+        and str(server.runs) not in answer.text
     )
 
 
