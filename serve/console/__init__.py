@@ -1,5 +1,5 @@
-"""The console: a page in the browser that talks only to the public API.
+"""Console: a browser page that calls only the public API.
 
-`app` is its source (Svelte and TypeScript), `bundle` what `make console` builds of it; here it is served, and browsers
-get their sessions.
+`app` is its source (Svelte and TypeScript), and `make console` builds `bundle` from it. This package serves the bundle
+and opens browser sessions.
 """

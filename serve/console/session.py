@@ -1,4 +1,4 @@
-"""/v1/console/session: a session of a browser, opened with an API key that the browser does not keep."""
+"""Routes of /v1/console/session: browser sessions, opened with an API key that the browser does not keep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent_rft.wire.errors import ApiError
 
 
 def make_router(sessions: SessionStore, *, read_only: bool = False) -> APIRouter:
-    """Returns the routes of sessions. `read_only` tells the page that nothing can be changed here."""
+    """Return the routes of sessions. With `read_only`, the page offers no actions."""
     router = APIRouter(prefix="/console/session", tags=["console"])
 
     def shown(key: ApiKey) -> ConsoleSession:
@@ -21,16 +21,16 @@ def make_router(sessions: SessionStore, *, read_only: bool = False) -> APIRouter
 
     @router.post("")
     async def create(request: Request, response: Response, key: Reader) -> ConsoleSession:
-        """Open a session of the request's key: its cookie is HttpOnly and SameSite=Strict, and ends with the key."""
+        """Open a session of the request's key. Its cookie is HttpOnly and SameSite=Strict, and expires with the key."""
         if not request.headers.get("authorization"):
-            message = "A session is opened with an API key, not with another session."
+            message = "A session cannot open another session. Send an API key in the Authorization header."
             raise ApiError(400, message, code="missing_api_key")
         set_session(response, request.headers, await run_in_threadpool(sessions.open, key), SESSION_S)
         return shown(key)
 
     @router.get("")
     async def get(key: Reader) -> ConsoleSession:
-        """Return what the session or the key of the request may do."""
+        """Return the permissions of the request's session or key."""
         return shown(key)
 
     @router.delete("")

@@ -1,4 +1,4 @@
-"""The console's page at `/` and its files, under a policy that lets it load and call nothing but this server."""
+"""Console page at `/` and its files, with a policy that restricts the page to this server."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # the files' names stay the same: browsers ask whether they changed
+    "Cache-Control": "no-cache",  # file names stay the same across versions, so browsers must ask for changes
 }
 
 
 class Bundle(StaticFiles):
-    """The files of the bundle."""
+    """Static files of the bundle."""
 
     def file_response(
         self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
@@ -36,7 +36,7 @@ class Bundle(StaticFiles):
 
 
 def mount(app: FastAPI, folder: Path = BUNDLE) -> None:
-    """Serves the page at `/`, its files below `/console`."""
+    """Serve the page at `/`, and its files under `/console`."""
     files = Bundle(directory=folder, check_dir=False)
     app.mount("/console", files)
 

@@ -1,5 +1,5 @@
-"""Jobs of the API: from request to queue to driver to result. The top room of this package; only `serve` imports it.
+"""Jobs of the API, from request to queue to driver to result. Among packages, only `serve` imports this one.
 
-No HTTP, which is `serve`'s, and no training logic: a job's driver is `agent_rft.cluster.run` with a sink that fills the
-store.
+It holds no HTTP code, which is in `serve`, and no training code. A job's driver is `agent_rft.cluster.run` with a sink
+that writes to the store.
 """

@@ -1,4 +1,4 @@
-"""The evaluations of a server's jobs, and comparisons of them, as their owners see them: by ids, without paths."""
+"""Evaluations of a server's jobs and comparisons between them, as job owners see them: by id, without paths."""
 
 from __future__ import annotations
 
@@ -17,40 +17,46 @@ from agent_rft.errors import RftError, UserError
 from agent_rft.types import Evaluation
 
 SHOWN_ROWS = 10
-"""Rows that gained and lost most."""
+"""Rows shown of those with the largest gains and losses."""
 
 
 class Comparing(RftError):
-    """Another comparison is being made: the same request succeeds later."""
+    """Another comparison is running; the same request succeeds later."""
 
 
 class NoSuchEvaluation(UserError):
-    """A job has no evaluation of this name, or none at all."""
+    """The job has no evaluation with this name, or no evaluation at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One side: a job, and the name of an evaluation; None: the newest one of a file that all sides have."""
+    """One side of a comparison: a job and the name of an evaluation.
+
+    With `name` None, it is the newest evaluation of a file that all sides have.
+    """
 
     job_id: str
     name: str | None
 
     @classmethod
     def of(cls, text: str) -> Wanted:
-        """`ftjob-...:test-after`, or a job's id."""
+        """Parse `ftjob-...:test-after`, or a job id alone."""
         job_id, _, name = text.partition(":")
         return cls(job_id, name or None)
 
 
 class Comparisons:
-    """Reads the run folders in `runs`; its methods block. One comparison is made at a time: it reads whole files."""
+    """Evaluations and comparisons, read from the run folders in `runs`.
+
+    Methods block. One comparison runs at a time, because it reads complete files.
+    """
 
     def __init__(self, runs: Path) -> None:
         self._runs = runs
         self._comparing = threading.Lock()
 
     def evaluations(self, job_id: str) -> list[dict[str, Any]]:
-        """Name, file and figures of each evaluation of a job; those of the test file first, the oldest first."""
+        """Return name, file and metrics of each evaluation of a job: test file first, then oldest first."""
         run = RunFolder(self._runs / job_id)
         known = run.evaluations() | {f"validation-{step:06d}": found for step, found in run.validations()}
         return [
@@ -60,15 +66,15 @@ class Comparisons:
         ]
 
     def compare(self, wanted: Sequence[Wanted]) -> dict[str, Any]:
-        """The comparison as JSON (`comparison_json`), with the question of each row.
+        """Return the comparison as JSON (`comparison_json`), with the question of each row.
 
         Raises:
-            NoSuchEvaluation: A job has no such evaluation.
-            UserError: The sides have graded different rows.
-            Comparing: Another comparison is being made.
+            NoSuchEvaluation: A job does not have the requested evaluation.
+            UserError: The sides graded different rows.
+            Comparing: Another comparison is running.
         """
         if not self._comparing.acquire(blocking=False):
-            raise Comparing("another comparison is being made")
+            raise Comparing("another comparison is running")
         try:
             comparison = compare_sides(self._sides(wanted), SHOWN_ROWS)
             found = comparison_json(comparison)
@@ -82,10 +88,10 @@ class Comparisons:
     def _sides(self, wanted: Sequence[Wanted]) -> list[Side]:
         runs = [RunFolder(self._runs / side.job_id) for side in wanted]
         file = file_of_all([side.name for side in wanted], runs)
-        return [_side(side, run, file) for side, run in zip(wanted, runs, strict=True)]
+        return [_load_side(side, run, file) for side, run in zip(wanted, runs, strict=True)]
 
 
-def _side(wanted: Wanted, run: RunFolder, file: str) -> Side:
+def _load_side(wanted: Wanted, run: RunFolder, file: str) -> Side:
     of_file = evaluations_of(run, file)
     names = [name for one in FILES for name in evaluations_of(run, one)]
     name = wanted.name or (of_file[-1] if of_file else None)
@@ -93,8 +99,10 @@ def _side(wanted: Wanted, run: RunFolder, file: str) -> Side:
     if name is not None and name in names:
         side = read_side(f"{wanted.job_id}:{name}", wanted.job_id, run, name)
     if side is None or not side.rows:
-        what = f"no whole evaluation {name}" if name else f"no evaluation of its {file}"
-        has = f"it has {', '.join(names)}" if names else "it has none yet: they come with validations and a test file"
+        what = f"no complete evaluation {name}" if name else f"no evaluation of its {file}"
+        has = (
+            f"use one of {', '.join(names)}" if names else "wait until its validation file or test file has been graded"
+        )
         raise NoSuchEvaluation(f"{wanted.job_id} has {what}; {has}")
     return side
 

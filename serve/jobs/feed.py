@@ -1,4 +1,4 @@
-"""What is new of a job since a client last looked: its state, its events and the metrics of its steps."""
+"""Changes of a job since a client's last request: its state, its events and its step metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.job_tables import EventRecord, JobRecord
 
 MAX_EVENTS, MAX_STEPS = 100, 1_000
-"""The most events and steps of before that a client is told; it can list the others."""
+"""Max past events and steps that a client is sent; it can list the older ones."""
 PAGE = 20
 
 
@@ -25,14 +25,14 @@ class StepMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What a client has been told: up to which event, and up to which step. As text: `ftevent-1:12`."""
+    """Last event and last step that a client has received. As a string: `ftevent-1:12`."""
 
     event: str = ""
     step: int = 0
 
     @classmethod
     def read(cls, text: str) -> Position:
-        """Returns the position of a text, or the beginning if it is none."""
+        """Parse a position; return the start position if `text` is invalid."""
         event, _, step = text.partition(":")
         return cls(event, int(step)) if step.isascii() and step.isdecimal() and len(step) < 10 else cls()
 
@@ -44,9 +44,9 @@ Change = JobRecord | EventRecord | StepMetrics
 
 
 class Feed:
-    """The changes of one job for one client. Its calls read the database and the run folder: make them in a thread.
+    """Changes of one job for one client. Calls read the database and the run folder, so make them in a thread.
 
-    `runs` holds the run folders by job; None leaves the metrics out.
+    `runs` holds the run folders by job; with None, metrics are left out.
     """
 
     def __init__(self, store: JobStore, runs: Path | None, job_id: str, position: Position) -> None:
@@ -54,16 +54,16 @@ class Feed:
         self._run = None if runs is None else RunFolder(runs / job_id)
         self._job_id = job_id
         self._job: JobRecord | None = None
-        self._told: dict[int, dict[str, float]] = {}
+        self._sent: dict[int, dict[str, float]] = {}
         self._first_step = position.step + 1
         self._read_at = (-1, -1)
         self.position = position
 
     def changes(self) -> Iterator[Change]:
-        """Gives what is new since the last call; `position` is behind the last one that was given.
+        """Yield the changes since the last call, and advance `position` with each event and step.
 
         Raises:
-            UnknownJob: The job does not exist, any more.
+            UnknownJob: The job does not exist.
         """
         job = replace(self._store.get(self._job_id), heartbeat_at=None)
         if job != self._job:
@@ -77,7 +77,7 @@ class Feed:
             yield StepMetrics(step, values)
 
     def _events(self) -> list[EventRecord]:
-        """The events after the position, newest first."""
+        """Return the events after the position, newest first."""
         found: list[EventRecord] = []
         more = True
         while more and len(found) < MAX_EVENTS:
@@ -89,7 +89,7 @@ class Feed:
         return found[:MAX_EVENTS]
 
     def _metrics(self) -> list[tuple[int, dict[str, float]]]:
-        """The metrics after the position, and those of steps that a resumed run did again."""
+        """Return the metrics of steps after the position, and of steps that a resumed run repeated."""
         if self._run is None:
             return []
         try:
@@ -100,7 +100,7 @@ class Feed:
             return []
         self._read_at = found.st_size, found.st_mtime_ns
         steps = {int(values["step"]): values for values in self._run.metrics()}
-        new = [(step, values) for step, values in steps.items() if self._told.get(step) != values]
-        self._told = steps
+        new = [(step, values) for step, values in steps.items() if self._sent.get(step) != values]
+        self._sent = steps
         first, self._first_step = self._first_step, 0
         return [(step, values) for step, values in new if step >= first][-MAX_STEPS:]

@@ -1,4 +1,4 @@
-"""Runs drivers as Ray jobs, and validations as processes on this machine."""
+"""Launcher that runs drivers as Ray jobs, and job checks as processes on this machine."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ ALIVE = (JobStatus.PENDING, JobStatus.RUNNING)
 
 
 class RayLauncher:
-    """A Launcher (serve/jobs/manager.py) on Ray. `dashboard` is the URL of the cluster's job server.
+    """Launcher (serve/jobs/manager.py) on Ray. `dashboard` is the URL of the cluster's job server.
 
-    `program` replaces the driver's, and `connect` the client of the job server.
+    `program` replaces the driver's command, and `connect` the job server's client.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RayLauncher:
         return await run_check(command, os.environ, None, Path(os.devnull), draft.as_json().encode())
 
     async def launch(self, job: JobRecord, handle: str) -> None:
-        # Its output goes to a file, not to Ray: it must be there when the cluster is not.
+        # The output goes to a file instead of Ray, so that it can be read when the cluster is down.
         output = await asyncio.to_thread(self._logs.begin, job.id, job.attempt)
         command = shlex.join([*self._command(job), "--attempt", str(job.attempt)])
         command = f"exec {command} >> {shlex.quote(str(output))} 2>&1"
@@ -67,7 +67,7 @@ class RayLauncher:
             await self._call(lambda client: client.submit_job(entrypoint=command, submission_id=handle))
         except RftError:
             if (await self.state(handle)).state == "unknown":
-                raise  # otherwise it was submitted by an earlier call
+                raise  # otherwise an earlier call submitted the driver
 
     async def state(self, handle: str) -> DriverState:
         try:

@@ -1,6 +1,6 @@
-"""What the processes of a job wrote: bounded files in the server's folder, which only admins read, without secrets.
+"""Output of a job's processes: bounded files in the server's folder, shown only to admins and without secrets.
 
-The processes write them themselves, so the end of a process that was killed is there, whatever became of its cluster.
+Each process writes its own file, so its last output survives if the process is killed or the cluster is lost.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from agent_rft.actors.endpoints.network.url import scrub, secrets_of
 from agent_rft.cluster.records.redact import plain
 
 VALIDATION = 0
-"""The attempt of the process that validates a job; drivers are numbered from 1."""
+"""Attempt number of the process that checks a job; drivers are numbered from 1."""
 SHOWN_BYTES = 64 << 10
-"""How much of the end of each output is shown."""
+"""Bytes shown from the end of each output."""
 MAX_BYTES = 1 << 20
-"""A longer output is cut to its last SHOWN_BYTES while its process runs."""
+"""Size above which an output is truncated to its last SHOWN_BYTES while its process runs."""
 MAX_DRIVERS = 10
-"""Outputs kept of a job, the last ones: pausing and resuming makes a driver each time."""
+"""Max driver outputs per job; the oldest are deleted. Each pause and resume adds a driver."""
 KEEP_S = 30 * 86_400.0
-"""How long outputs are kept after they were last written to."""
+"""Seconds after the last write until a job's outputs are deleted."""
 _NAME = re.compile(r"driver-(\d+)|validation")
-_LOOKS_SECRET = re.compile(r"(?:(?<=Bearer )|\b(?:sk-|hf_|whsec_))[\w.~+/=-]{12,}", re.IGNORECASE)
+_LIKELY_SECRET = re.compile(r"(?:(?<=Bearer )|\b(?:sk-|hf_|whsec_))[\w.~+/=-]{12,}", re.IGNORECASE)
 _SECRET_VARIABLE = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD)", re.IGNORECASE)
 """Names of environment variables whose values are secrets."""
 _CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
@@ -39,7 +39,7 @@ _CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The end of what one process wrote; `at` is when it last did, in Unix seconds."""
+    """End of one process's output; `at` is the time of its last write, in Unix seconds."""
 
     attempt: int
     at: float
@@ -51,14 +51,14 @@ class Output:
 
 
 class JobLogs:
-    """The outputs of all jobs of a server's folder. `clock` returns Unix seconds."""
+    """Outputs of all jobs in a server's folder. `clock` returns Unix seconds."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._folder = folder / "logs" / "jobs"
         self._clock = clock
 
     def begin(self, job_id: str, attempt: int) -> Path:
-        """The file for a process that is about to start, in a private folder; deletes what is no longer kept."""
+        """Create the output file of a process that is about to start, and delete expired outputs."""
         path = self.file(job_id, attempt)
         self._folder.mkdir(parents=True, mode=0o700, exist_ok=True)
         for folder in self._folder.iterdir():
@@ -75,27 +75,27 @@ class JobLogs:
         return self._folder / job_id / ("validation" if attempt == VALIDATION else f"driver-{attempt}")
 
     def add(self, job_id: str, attempt: int, text: str) -> None:
-        """Add what others say about the process."""
+        """Append a line about the process, such as the cluster's error message."""
         with self.begin(job_id, attempt).open("a") as file:
             file.write(f"{text}\n")
 
     def bound(self, job_id: str, attempt: int) -> None:
-        """Cut an output that has become long; its process goes on writing to the file's end. Keeps it from expiring."""
+        """Truncate an output that is too long, while its process continues to append; keep the output from expiring."""
         path = self.file(job_id, attempt)
         with suppress(OSError):
             os.utime(path.parent)
             if path.stat().st_size > MAX_BYTES:
-                end = _end(path)
+                end = _read_end(path)
                 with path.open("ab") as file:
                     file.truncate(0)
                     file.write(end)
 
     def read(self, job_id: str, secrets: tuple[str, ...]) -> list[Output]:
-        """The ends of the outputs of a job, without these secrets and all that looks like one, oldest first."""
+        """Return the ends of a job's outputs, oldest first, without `secrets` and strings that look like secrets."""
         found = []
         for attempt, path in self._files(job_id):
             with suppress(FileNotFoundError):
-                text = _CONTROL.sub("", _end(path).decode(errors="replace"))
+                text = _CONTROL.sub("", _read_end(path).decode(errors="replace"))
                 found.append(Output(attempt, path.stat().st_mtime, without_secrets(text, secrets)))
         return found
 
@@ -106,12 +106,12 @@ class JobLogs:
         return []
 
 
-def _end(path: Path) -> bytes:
+def _read_end(path: Path) -> bytes:
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - SHOWN_BYTES))
         text = file.read()
-    # The first line may begin in the middle of a secret.
+    # The first line is dropped, because it may begin in the middle of a secret.
     return text if size <= SHOWN_BYTES else text.partition(b"\n")[2] or b"(one long line)\n"
 
 
@@ -119,30 +119,30 @@ def _end(path: Path) -> bytes:
 
 
 def without_secrets(text: str, secrets: tuple[str, ...]) -> str:
-    """The text without these secrets, credentials in URLs and what looks like a key."""
-    return _LOOKS_SECRET.sub("[redacted]", scrub(str(plain(text)), secrets))
+    """Return `text` without `secrets`, credentials in URLs and strings that look like keys."""
+    return _LIKELY_SECRET.sub("[redacted]", scrub(str(plain(text)), secrets))
 
 
 def known_secrets(*settings: BaseModel, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The secrets in a job or the operator's settings, and those of the environment, longest first."""
+    """Return the secrets in a job or the operator's settings, and in the environment, longest first."""
     values = [value for name, value in environment.items() if _SECRET_VARIABLE.fullmatch(name)]
     for part in settings:
-        values += _secrets_in(part)
+        values += _iter_secrets(part)
     return tuple(secrets_of("", values))
 
 
-def _secrets_in(value: Any) -> Iterator[str]:
+def _iter_secrets(value: Any) -> Iterator[str]:
     match value:
         case SecretStr():
             yield value.get_secret_value()
         case BaseModel():
             for name in type(value).model_fields:
-                yield from _secrets_in(getattr(value, name))
-            for extra in (value.model_extra or {}).values():  # a tool's: they may hold anything
+                yield from _iter_secrets(getattr(value, name))
+            for extra in (value.model_extra or {}).values():  # a tool's extra fields, which may hold secrets
                 yield str(extra)
         case Mapping():
             for part in value.values():
-                yield from _secrets_in(part)
+                yield from _iter_secrets(part)
         case list() | tuple():
             for part in value:
-                yield from _secrets_in(part)
+                yield from _iter_secrets(part)

@@ -1,8 +1,8 @@
-"""Runs every job to its end: validates it, starts its driver when it is next in the queue, and replaces lost drivers.
+"""Manager of a server's jobs: checks each job, starts its driver when the queue allows, and replaces lost drivers.
 
-All state is in the store, so a manager may be killed at any moment: another one, in this server or a different one,
-takes over its jobs when their leases expire. Clients control a job through its state alone: the driver of a job that is
-no longer `running` exits by itself, and is stopped if it does not.
+All state is in the store, so a manager may be killed at any moment. Another manager, in this server or a different one,
+takes over its jobs when their leases expire. Clients control a job only through its state. A driver exits when its job
+is no longer `running`, and the manager stops the driver if it does not exit.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 PAUSING: tuple[JobStatus, ...] = ("paused", "queued")
-"""The states in which a driver may still be writing its checkpoint; queued if a client has resumed the job already."""
+"""States in which a driver may still be writing its checkpoint; `queued` if a client has already resumed the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverState:
-    """The state of a driver and, if it ended, its exit code if known, and what the cluster says of it, for the log.
+    """State of a driver. If it ended: its exit code, if known, and the cluster's message, for the log.
 
-    `unknown` if the cluster does not answer or has no record of the driver.
+    The state is `unknown` if the cluster does not answer or has no record of the driver.
     """
 
     state: Literal["alive", "ended", "unknown"]
@@ -45,21 +45,21 @@ class DriverState:
 
 
 class Launcher(Protocol):
-    """Validates jobs and runs their drivers. Every call may raise RftError if the cluster does not answer."""
+    """Interface that checks jobs and runs their drivers. Each method raises RftError if the cluster does not answer."""
 
     async def validate(self, job: JobRecord) -> list[Problem]:
-        """The problems of a job's files, model and endpoints."""
+        """Return the problems with a job's files, model and endpoints."""
 
     async def check(self, draft: Draft) -> list[Problem]:
-        """The problems of a job that is not created; reads files and calls nothing."""
+        """Return the problems with a job that is not created; reads files but calls no endpoint."""
 
     async def launch(self, job: JobRecord, handle: str) -> None:
-        """Start the job's driver `job.attempt`. Idempotent for the same handle."""
+        """Start driver number `job.attempt` of the job. Idempotent for the same handle."""
 
     async def state(self, handle: str) -> DriverState: ...
 
     async def stop(self, handle: str) -> None:
-        """End a driver, whatever it is doing. Idempotent."""
+        """Stop a driver. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +67,18 @@ class ManagerConfig:
     """Limits and timeouts of a manager.
 
     Attributes:
-        max_running: Jobs that run at the same time.
-        max_relaunches: Drivers that may be lost since the last checkpoint before the job fails.
-        poll_s: Time between two looks at the store.
-        lease_s: How long the jobs of a server that died wait until another one takes them over.
-        launch_s: How long starting a driver is retried before it counts as lost.
-        silent_s: Time without a heartbeat after which a driver is lost that the cluster has no record of.
-        hung_s: Time without a heartbeat after which a driver is lost that the cluster reports alive.
-        stop_grace_s: Time that a driver has to exit by itself when its job has ended.
-        pause_grace_s: Time that a driver has to write its checkpoint when its job is paused.
-        validation_s: Timeout of a validation, which also waits for the job's endpoints.
+        max_running: Jobs that run concurrently.
+        max_relaunches: Lost drivers that are replaced after the last checkpoint; one more fails the job.
+        poll_s: Time between two reads of the store.
+        lease_s: Time until another server takes over the jobs of a server that died.
+        launch_s: Time for which starting a driver is retried before it counts as lost.
+        silent_s: Time without a heartbeat after which a driver is lost if the cluster has no record of it.
+        hung_s: Time without a heartbeat after which a driver is lost if the cluster reports it as alive.
+        stop_grace_s: Time for a driver to exit after its job has ended.
+        pause_grace_s: Time for a driver to write its checkpoint after its job was paused.
+        validation_s: Timeout of a job check, including the wait for the job's endpoints.
         call_s: Timeout of a call to the cluster.
-        max_validations: Validations that run at the same time.
+        max_validations: Job checks that run concurrently.
     """
 
     max_running: int = 1
@@ -96,9 +96,9 @@ class ManagerConfig:
 
 
 class JobManager:
-    """Manages the jobs of one server. `clock` returns Unix seconds; `name` identifies the manager in leases.
+    """Manager of the jobs of one server. `clock` returns Unix seconds; `name` identifies the manager in leases.
 
-    Clients see no text of a process or of the cluster: that goes to `logs`.
+    Messages of processes and of the cluster go to `logs`, and clients never see them.
     """
 
     def __init__(
@@ -118,13 +118,13 @@ class JobManager:
         self._name = name or f"manager-{secrets.token_hex(6)}"
         self._validating: dict[str, asyncio.Task[None]] = {}
         self._announced: set[str] = set()
-        """Queued jobs that have an event which says so."""
+        """Queued jobs whose events already report that they wait."""
         self._not_started: dict[str, str] = {}
-        """Driver handle -> why the cluster has not started it yet."""
+        """Reason why the cluster has not started a driver yet, by driver handle."""
         self._woken = asyncio.Event()
 
     async def run(self) -> None:
-        """Run until cancelled. Failures of the store or the cluster are retried at the next tick."""
+        """Run until cancelled. Retries at the next tick if the store or the cluster fails."""
         try:
             while True:
                 self._woken.clear()
@@ -132,7 +132,7 @@ class JobManager:
                     await self.tick()
                 except Exception as error:  # the loop must survive whatever a database or a cluster raises
                     if is_unavailable(error):
-                        log.error("jobs wait: the database is unavailable: %s", reason_of(error))
+                        log.error("the database is unavailable, so jobs wait: %s", reason_of(error))
                     else:
                         log.exception("managing the jobs failed; retrying in %g s", self._config.poll_s)
                 with suppress(TimeoutError):
@@ -158,7 +158,7 @@ class JobManager:
                 await self._release(job)
 
     async def validated(self) -> None:
-        """Wait until all validations in progress have ended."""
+        """Wait until all running job checks have ended."""
         await asyncio.gather(*self._validating.values())
 
     # -- before it runs ------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class JobManager:
         for job_id, task in list(self._validating.items()):
             if task.done():
                 del self._validating[job_id]
-                task.result()  # raises if the store failed; the job is validated again
+                task.result()  # raises if the store failed; the job is then checked again
         for job in await self._call(self._store.with_status, "validating_files"):
             full = len(self._validating) >= self._config.max_validations
             if (job.id in self._validating or not full) and await self._lease(job) and job.id not in self._validating:
@@ -179,7 +179,7 @@ class JobManager:
             async with asyncio.timeout(self._config.validation_s):
                 problems = await self._launcher.validate(job)
         except TimeoutError:
-            message = f"the validation did not finish within {self._config.validation_s:g} s"
+            message = f"the job check did not finish within {self._config.validation_s:g} s"
             await self._fail(job, JobError("validation_failed", message))
             return
         except RftError as error:
@@ -200,7 +200,7 @@ class JobManager:
             if job is None:
                 break
             self._announced.discard(job.id)
-            what = "Fine-tuning job" if job.look is None else "Look at the job"
+            what = "Fine-tuning job" if job.look is None else "Readiness check"
             await self._add_event(job, "info", f"{what} {'started' if job.attempt == 0 else 'continued'}")
             await self._launch(job, failures=0)
         for job in await self._call(self._store.with_status, "queued"):
@@ -218,7 +218,7 @@ class JobManager:
         await self._submit(await self._call(self._store.get, job.id), handle)
 
     async def _submit(self, job: JobRecord, handle: str) -> None:
-        """Submit a driver; retried at the next tick if the cluster is still starting or briefly unavailable."""
+        """Submit a driver. The next tick retries if the cluster is still starting or briefly unavailable."""
         try:
             async with asyncio.timeout(self._config.call_s):
                 await self._launcher.launch(job, handle)
@@ -240,21 +240,23 @@ class JobManager:
                 await self._submit(job, job.handle)
                 return
             del self._not_started[job.handle]
-            await self._lost(job, why)
+            await self._replace_lost_driver(job, why)
             return
         found = await self._state(job.handle)
         if found.state == "ended":
             if found.said:
                 await self._call(self._logs.add, job.id, job.attempt, found.said)
-            await self._lost(job, how_it_ended(found.exit_code))
+            await self._replace_lost_driver(job, how_it_ended(found.exit_code))
         elif found.state == "alive" and silent_s > self._config.hung_s:
             await self._stop(job.handle)
-            await self._lost(job, f"no heartbeat for {silent_s:.0f} s")
+            await self._replace_lost_driver(job, f"no heartbeat for {silent_s:.0f} s")
         elif found.state == "unknown" and silent_s > self._config.silent_s:
-            await self._lost(job, f"no heartbeat for {silent_s:.0f} s, and the cluster has no record of it")
+            await self._replace_lost_driver(
+                job, f"no heartbeat for {silent_s:.0f} s, and the cluster has no record of it"
+            )
 
-    async def _lost(self, job: JobRecord, reason: str) -> None:
-        """Replace a driver that ended without ending its job, or fail the job after too many of them."""
+    async def _replace_lost_driver(self, job: JobRecord, reason: str) -> None:
+        """Replace a driver that ended without ending its job, or fail the job after too many lost drivers."""
         job = await self._call(self._store.get, job.id)
         if job.status != "running":
             return
@@ -269,7 +271,7 @@ class JobManager:
         await self._launch(job, failures)
 
     async def _release(self, job: JobRecord) -> None:
-        """Make sure that the driver of a job that is not running exits."""
+        """Ensure that the driver of a job that is not running exits."""
         assert job.handle is not None
         found = await self._state(job.handle)
         since_s = self._clock() - job.moved_at
@@ -301,7 +303,7 @@ class JobManager:
             await self._add_event(job, "error", f"The job failed: {error.message}")
 
     async def _move(self, job: JobRecord, to: JobStatus, **changes: Any) -> bool:
-        """Change a job's state; False if it has changed already: it was cancelled, or its driver ended it."""
+        """Change a job's state. Return False if it has already changed: it was cancelled, or its driver ended it."""
         try:
             await self._call(self._store.move, job.id, to, attempt=job.attempt, **changes)
         except IllegalMove:

@@ -1,4 +1,4 @@
-"""What clients are told when a job fails: a code of the API and a sentence, never what a process wrote."""
+"""Errors of failed jobs as API clients see them: a code and a message, never the output of a process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from agent_rft.errors import InvalidJob, Problem, RftError, UserError
 from agent_rft.serve.stores.job_tables import JobError
 from agent_rft.spec.job import FILES
 
-CREATE_AGAIN = "upload the corrected file, and create the job again with its id"
+CREATE_AGAIN = "upload the corrected file, and create the job again with the new file's id"
 OF_ROWS = frozenset({"empty_file", "invalid_n_examples", "json_array"})
-"""Codes of problems with rows that are of no single line."""
-REUPLOAD = "upload the file again as UTF-8 text, and create the job again with its id"
+"""Codes of problems with rows that do not belong to a single line."""
+REUPLOAD = "upload the file again as UTF-8 text, and create the job again with the new file's id"
 TEMPLATE = "set model_options.chat_template to the text of a template that renders tools, calls and results"
 OTHER_MODEL = "use another model (GET /v1/models), or ask the server's operator"
 ASK_OPERATOR = "change the request, or ask the server's operator"
@@ -24,25 +24,27 @@ ASK_OPERATOR = "change the request, or ask the server's operator"
 REMEDIES: Mapping[str, str] = {
     "calls_not_read": TEMPLATE,
     "forbidden_address": "use an address that the server may call, or ask its operator to allow this one",
-    "invalid_signing_secret": "write whsec_ and 24 to 64 random bytes in base64",
+    "invalid_signing_secret": "write whsec_ followed by 24 to 64 random bytes in base64",
     "missing_file": REUPLOAD,
     "missing_model": OTHER_MODEL,
-    "missing_variable": "write the value itself: a server fills in no variables",
+    "missing_variable": "write the value itself: the server does not substitute variables",
     "no_engine": ASK_OPERATOR,
     "no_free_resources": "try again later, or ask the server's operator",
     "no_shared_memory": ASK_OPERATOR,
     "not_a_model": OTHER_MODEL,
-    "other_adapter": "give `lora` the shape of the model's adapter, or use a whole model",
+    "other_adapter": "give `lora` the shape of the model's adapter, or use a full model",
     "template_fails": TEMPLATE,
-    "tools_not_in_prompt": f"{TEMPLATE}; or set model_options.tools_in_prompt: false if it needs no descriptions",
+    "tools_not_in_prompt": (
+        f"{TEMPLATE}; or set model_options.tools_in_prompt to false if the model needs no tool descriptions"
+    ),
     "unreadable_file": REUPLOAD,
     "unknown_model": "use a model that the message lists, or ask the server's operator to add this one",
 }
-"""Remedies for clients of the API by problem code, where the usual remedy names local files or commands."""
+"""Fixes for API clients by problem code, where the usual fix names local files or commands."""
 
 
 def for_client(problem: Problem) -> Problem:
-    """The problem with a remedy that is possible through the API."""
+    """Return the problem with a fix that is possible through the API."""
     remedy = REMEDIES.get(problem.code, problem.remedy)
     if problem.code not in REMEDIES and (problem.line is not None or problem.code in OF_ROWS):
         remedy = f"{remedy}; {CREATE_AGAIN}"
@@ -51,31 +53,31 @@ def for_client(problem: Problem) -> Problem:
 
 MAX_MESSAGE_CHARS = 2_000
 OPERATORS = frozenset({"no_sandbox", "corrupt_weights"})
-"""Codes of problems of the machine, whose messages quote programs on it; those of command-line options are, too."""
+"""Codes of problems that only the operator can fix, as are problems with command-line options."""
 
 
 def wire_error(problems: Sequence[Problem]) -> JobError:
-    """The error of a job that has these problems: code and param of the first, and how many more there are.
+    """Return the error of a job with these problems: code and param of the first, and the number of other problems.
 
-    Other problems come before a wrong number of rows, which may be a consequence of them.
+    A wrong number of rows comes last, because the other problems may cause it.
     """
     first = min(problems, key=lambda problem: problem.code == NUM_ROWS)
     code = first.code
     if first.field.startswith(FILES) and code != NUM_ROWS:
-        code = f"invalid_{_file_of(first)}"
-    param = _file_of(first) if first.field.startswith(FILES) else first.field
+        code = f"invalid_{_find_file_field(first)}"
+    param = _find_file_field(first) if first.field.startswith(FILES) else first.field
     rest = f" ({len(problems) - 1} more in the job's events)" if len(problems) > 1 else ""
     message = f"{describe(first)}{rest}"
     return JobError(code, message[:MAX_MESSAGE_CHARS], None if param.startswith("--") else param)
 
 
 def describe(problem: Problem) -> str:
-    """A problem as one line: `training_file, line 3: is not valid JSON: ...; write one JSON object per line`."""
+    """Return a problem as one line: `training_file, line 3: is not valid JSON: ...; write one JSON object per line`."""
     return str(plain(f"{problem.place}: {problem.message}; {problem.remedy}"))
 
 
 def error_of(error: RftError, job_id: str, names: Mapping[str, str]) -> JobError:
-    """The error of a job that failed while it ran; `names` are those of paths."""
+    """Return the error of a job that failed while it ran; `names` maps paths to the names that clients see."""
     if isinstance(error, InvalidJob) and error.problems:
         return wire_error([public(problem, job_id, names) for problem in error.problems])
     code = "user_error" if isinstance(error, UserError) else "training_failed"
@@ -86,9 +88,9 @@ def error_of(error: RftError, job_id: str, names: Mapping[str, str]) -> JobError
 
 
 def public(problem: Problem, job_id: str | None, names: Mapping[str, str]) -> Problem:
-    """The problem as clients see it: `names` are those of paths, and what only the operator can change is theirs.
+    """Return the problem as clients see it. If only the operator can fix it, clients see only its code.
 
-    `job_id` is None if there is no job yet.
+    `names` maps paths to the names that clients see. `job_id` is None if there is no job yet.
     """
     if problem.field.startswith("--") or problem.code in OPERATORS:
         more = "" if job_id is None else f", who sees more with `agent-rft jobs log {job_id}`"
@@ -104,16 +106,16 @@ def see_log(message: str, job_id: str) -> str:
 
 
 def how_it_ended(exit_code: int | None) -> str:
-    """A sentence on the end of a process; a shell reports a signal N as 128 + N."""
+    """Return a clause about the end of a process. A shell reports signal N as exit code 128 + N."""
     if exit_code is None:
-        return "it is not known how it ended"
+        return "its exit code is unknown"
     number = -exit_code if exit_code < 0 else exit_code - 128
     with suppress(ValueError):
         name = signal.Signals(number).name
-        memory = ", mostly because its node has too little memory" if number == signal.SIGKILL else ""
-        return f"it was ended by {name}{memory}"
+        memory = ", usually because its node ran out of memory" if number == signal.SIGKILL else ""
+        return f"{name} ended it{memory}"
     return f"it ended with exit code {exit_code}"
 
 
-def _file_of(problem: Problem) -> str:
+def _find_file_field(problem: Problem) -> str:
     return next(name for name in FILES if problem.field.startswith(name))

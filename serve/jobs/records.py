@@ -1,4 +1,4 @@
-"""What a server's job left in its run folder, as its owner sees it: without paths, and texts for the operator."""
+"""Records in the run folder of a server's job, as its owner may see them: without paths and operator-only messages."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ from agent_rft.spec.job import FILES
 from agent_rft.types import Discarded, Group, GroupRequest, Rollout
 
 INDEX_S = 10.0
-"""Seconds for which one request may index rollouts that a killed driver left."""
+"""Seconds that one request may spend on indexing rollouts that a killed driver left."""
 PAGE_BYTES = 8 << 20
-"""A page ends with the rollout that fills so many bytes."""
+"""Size of a page; it ends with the rollout that exceeds this size."""
 FRESH_S = 20.0
-"""How old a report of a running job may be."""
+"""Max age of the report of a running job, in seconds."""
 SEARCH_S = 5.0
-"""How long one request may search rollouts for a text; the next one goes on."""
+"""Seconds that one request may search rollouts for a string; the next request continues."""
 MAX_SEARCHES = 4
-"""Searches for texts at a time: each keeps a thread of the server busy."""
+"""Max concurrent text searches; each one keeps a thread of the server busy."""
 MAX_KEPT = 64
-"""Jobs whose records are not being read are forgotten beyond so many."""
+"""Max jobs with open records; the records of idle jobs beyond this number are closed."""
 
 
 class NotIndexed(RftError):
-    """The rollouts are still being indexed, or the report is being written: the same request succeeds later."""
+    """The rollouts are still being indexed, or the report is being written; the same request succeeds later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A page of rollouts. The next one begins after `last`, which is beyond `found` if a search took too long."""
+    """Page of rollouts. The next page starts after `last`, the last rollout searched, which may not be in `found`."""
 
     found: list[Found]
     more: bool
@@ -59,12 +59,12 @@ class Listing:
 
 
 WholeRollout = tuple[Found, dict[str, Any], dict[str, Any]]
-"""Id and file, request, and the rollout, as in its file."""
+"""Index entry of a rollout, and the group request and the rollout as in the rollout file."""
 
 
 @dataclass
-class _Kept:
-    """What requests for the same job share, also a temporary index; `users` of them are under way."""
+class _JobState:
+    """State that requests for the same job share; `users` is the number of requests in progress."""
 
     index: RolloutIndex
     indexing: threading.Lock = field(default_factory=threading.Lock)
@@ -73,7 +73,7 @@ class _Kept:
 
 
 class JobRecords:
-    """The records of all jobs of a server; its methods block, but no request waits for the work of another one."""
+    """Records of all jobs of a server. Methods block, but no request waits for the work of another request."""
 
     def __init__(
         self,
@@ -90,59 +90,59 @@ class JobRecords:
         self._write = write
         self._max_kept = max_kept
         self._search_s = search_s
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _JobState] = {}
         self._keeping = threading.Lock()
         self._searching = threading.BoundedSemaphore(MAX_SEARCHES)
 
     def summaries(self, job: JobRecord, wanted: Wanted, order: Order, limit: int, after: str | None) -> Listing:
-        """A page of rollouts, as they are listed.
+        """Return a page of rollout summaries.
 
         Raises:
-            NotIndexed: Some rollouts have to be indexed first, or were written again in the meantime.
-            UnknownRollout: There is no rollout `after`.
-            UnknownValue: No rollout has a value that is wanted.
+            NotIndexed: Some rollouts must be indexed first, or were rewritten during the request.
+            UnknownRollout: The rollout `after` does not exist.
+            UnknownValue: No rollout has a value that the filter requests.
         """
-        with self._indexed(job) as index:
-            return self._listing(index, wanted, order, limit, after)
+        with self._open_index(job) as index:
+            return self._list_page(index, wanted, order, limit, after)
 
     def rollouts(
         self, job: JobRecord, wanted: Wanted, order: Order, limit: int, after: str | None
     ) -> tuple[list[WholeRollout], Listing]:
-        """The rollouts of a page, which ends early if they are large; raises what `summaries` raises."""
-        with self._indexed(job) as index:
-            listing, num_bytes = self._listing(index, wanted, order, limit, after), 0
+        """Return a page of complete rollouts, which ends early if they are large. Raises the errors of `summaries`."""
+        with self._open_index(job) as index:
+            listing, num_bytes = self._list_page(index, wanted, order, limit, after), 0
             for count, one in enumerate(listing.found, start=1):
                 num_bytes += one.place.length + one.group.length
                 if num_bytes > PAGE_BYTES and count < len(listing.found):
                     listing = Listing(listing.found[:count], more=True, last=one.id)
                     break
             read = index.read(listing.found)
-            return [(one, _finite(asdict(request)), _finite(_public(end))) for one, request, end in read], listing
+            return [(one, _finite(asdict(request)), _finite(_public_json(end))) for one, request, end in read], listing
 
     def rollout(self, job: JobRecord, id: str) -> WholeRollout:
-        """One rollout, without the ids and log-probabilities of its tokens.
+        """Return one rollout, without the ids and log-probabilities of its tokens.
 
         Raises:
-            NotIndexed: As above.
-            UnknownRollout: There is no such rollout.
+            NotIndexed: As in `summaries`.
+            UnknownRollout: The rollout does not exist.
         """
-        with self._indexed(job) as index:
-            one, request, end = _whole(index, id)
-            public = _public(end)
+        with self._open_index(job) as index:
+            one, request, end = _read_rollout(index, id)
+            public = _public_json(end)
             for segment in public.get("segments", ()):
                 segment["num_tokens"] = len(segment.pop("token_ids"))
                 del segment["logprobs"]
             return one, _finite(asdict(request)), _finite(public)
 
     def tokens(self, job: JobRecord, id: str, segment: int, start: int, limit: int) -> TokenRange:
-        """Some tokens of a segment of a rollout.
+        """Return some tokens of a segment of a rollout.
 
         Raises:
-            NotIndexed, UnknownRollout: As above.
-            UnknownValue: The rollout has no such segment or token.
+            NotIndexed, UnknownRollout: As in `rollout`.
+            UnknownValue: The segment or token does not exist.
         """
-        with self._indexed(job) as index:
-            _, _, end = _whole(index, id)
+        with self._open_index(job) as index:
+            _, _, end = _read_rollout(index, id)
         run = RunFolder(self._runs / job.id)
         folders = [run.job().get("job", {}).get("model", ""), run.checkpoints / "*"]
         return token_range(end, segment, start, limit, tokenizer_of(map(Path, folders)))
@@ -150,62 +150,62 @@ class JobRecords:
     def row_rewards(
         self, job: JobRecord, wanted: Wanted, order: RowOrder, limit: int, after: str | None
     ) -> tuple[list[RowRewards], bool]:
-        """The rewards of rows, row by row, and whether there are more; raises what `summaries` raises."""
-        with self._indexed(job) as index:
+        """Return the rewards of each row, and whether more rows follow. Raises the errors of `summaries`."""
+        with self._open_index(job) as index:
             found = rows_after(row_rewards(index, index.checked(wanted), order), after)
         return found[:limit], len(found) > limit
 
     def filters(self, job: JobRecord) -> tuple[list[RolloutFile], list[str], list[str]]:
-        """The rollout files, oldest first, the tools that were called and the errors that occurred.
+        """Return the rollout files (oldest first), the tools that were called and the errors that occurred.
 
         Raises:
-            NotIndexed: As above.
+            NotIndexed: As in `summaries`.
         """
-        with self._indexed(job) as index:
+        with self._open_index(job) as index:
             return index.files(), shown(sorted(index.known("tools"))), sorted(index.known("errors"))
 
     def metrics(self, job: JobRecord, limit: int, after: int | None) -> tuple[list[tuple[int, dict[str, float]]], bool]:
-        """The metrics of steps, the newest first, and whether there are more.
+        """Return the metrics of steps, newest first, and whether more follow.
 
         Raises:
-            UnknownCursor: There is no step `after`.
+            UnknownCursor: The step `after` has no metrics.
         """
         steps = {int(metrics["step"]): metrics for metrics in reversed(RunFolder(self._runs / job.id).metrics())}
         if after is not None and after not in steps:
-            raise UnknownCursor(f"there are no metrics of step {after}")
+            raise UnknownCursor(f"there are no metrics for step {after}")
         found = [(step, metrics) for step, metrics in steps.items() if after is None or step < after]
         return found[:limit], len(found) > limit
 
     def settings(self, job: JobRecord) -> dict[str, Any]:
-        """The job and its plan as they were resolved when it began; empty before."""
+        """Return the job and its plan as resolved at its start; empty before the start."""
         found = _OwnersRun(self._runs / job.id, _names(job, self._runs)).job()
         return {name: found[name] for name in ("job", "plan") if name in found}
 
     def report(self, job: JobRecord) -> Path | None:
-        """The job's report as its owner may see it, rewritten if the job went on; None: it has not begun.
+        """Return the path of the job's report for its owner, updated if outdated; None if the job has not started.
 
         Raises:
-            NotIndexed: The first report is being written.
+            NotIndexed: Another request is writing the first report.
         """
         run = _OwnersRun(self._runs / job.id, _names(job, self._runs))
-        with self._of(job.id) as kept, _alone(kept.reporting) as alone:
+        with self._open_state(job.id) as kept, _try_lock(kept.reporting) as is_locked:
             with suppress(FileNotFoundError):
                 written, changed = run.report.stat().st_mtime, (run.path / "events.jsonl").stat().st_mtime
-                if not alone or written > changed or written > time.time() - FRESH_S:
+                if not is_locked or written > changed or written > time.time() - FRESH_S:
                     return run.report
             if not (run.path / "events.jsonl").exists():
                 return None
-            if not alone:
+            if not is_locked:
                 raise NotIndexed("the report is being written")
             return self._write(run)
 
     @contextmanager
-    def _indexed(self, job: JobRecord) -> Iterator[RolloutIndex]:
-        """The index of a job's rollouts, brought up to the files."""
-        with self._of(job.id) as kept:
+    def _open_index(self, job: JobRecord) -> Iterator[RolloutIndex]:
+        """Context manager that yields the up-to-date index of a job's rollouts."""
+        with self._open_state(job.id) as kept:
             try:
-                with _alone(kept.indexing) as alone:
-                    if not (kept.index.catch_up(INDEX_S) if alone else kept.index.complete()):
+                with _try_lock(kept.indexing) as is_locked:
+                    if not (kept.index.catch_up(INDEX_S) if is_locked else kept.index.complete()):
                         raise NotIndexed("the rollouts are being indexed")
                 yield kept.index
             except OtherFile as error:
@@ -215,17 +215,17 @@ class JobRecords:
                     raise
                 raise NotIndexed("the index is being written") from error
 
-    def _listing(self, index: RolloutIndex, wanted: Wanted, order: Order, limit: int, after: str | None) -> Listing:
+    def _list_page(self, index: RolloutIndex, wanted: Wanted, order: Order, limit: int, after: str | None) -> Listing:
         wanted = index.checked(wanted)
         if wanted.text is not None:
-            return self._searched(index, index.all(wanted, order, after=after), wanted.text, limit)
+            return self._search(index, index.all(wanted, order, after=after), wanted.text, limit)
         found = index.page(wanted, order, limit + 1, after)
         return Listing(found[:limit], len(found) > limit, found[:limit][-1].id if found else None)
 
-    def _searched(self, index: RolloutIndex, among: Iterator[Found], text: str, limit: int) -> Listing:
-        """A page of those with a text; it ends early if the search takes long."""
+    def _search(self, index: RolloutIndex, among: Iterator[Found], text: str, limit: int) -> Listing:
+        """Return a page of the rollouts that contain `text`; it ends early if the search takes too long."""
         if not self._searching.acquire(blocking=False):
-            raise NotIndexed("other searches for texts are under way")
+            raise NotIndexed("too many other text searches are running")
         try:
             found: list[Found] = []
             deadline = time.monotonic() + self._search_s
@@ -240,10 +240,10 @@ class JobRecords:
             self._searching.release()
 
     @contextmanager
-    def _of(self, job_id: str) -> Iterator[_Kept]:
-        """What is kept of a job. Those that were not used for longest are forgotten, but none in use."""
+    def _open_state(self, job_id: str) -> Iterator[_JobState]:
+        """Context manager that yields a job's shared state, and closes the idle states used least recently."""
         with self._keeping:
-            kept = self._kept.pop(job_id, None) or _Kept(self._index_of(self._runs / job_id))
+            kept = self._kept.pop(job_id, None) or _JobState(self._index_of(self._runs / job_id))
             self._kept[job_id] = kept
             kept.users += 1
             idle = [id for id, one in self._kept.items() if not one.users]
@@ -257,37 +257,37 @@ class JobRecords:
 
 
 @contextmanager
-def _alone(lock: threading.Lock) -> Iterator[bool]:
-    """Whether this request has the lock; nobody waits for it."""
-    alone = lock.acquire(blocking=False)
+def _try_lock(lock: threading.Lock) -> Iterator[bool]:
+    """Context manager that yields whether it acquired the lock, without waiting."""
+    is_locked = lock.acquire(blocking=False)
     try:
-        yield alone
+        yield is_locked
     finally:
-        if alone:
+        if is_locked:
             lock.release()
 
 
-def _whole(index: RolloutIndex, id: str) -> tuple[Found, GroupRequest, Rollout | Discarded]:
+def _read_rollout(index: RolloutIndex, id: str) -> tuple[Found, GroupRequest, Rollout | Discarded]:
     for whole in index.read([index.at(id)]):
         return whole
     raise UnknownRollout(f"the file of the rollout {id!r} was removed")
 
 
-def _public(end: Rollout | Discarded) -> dict[str, Any]:
-    """The rollout's line, without what an endpoint of the server's network may have said."""
+def _public_json(end: Rollout | Discarded) -> dict[str, Any]:
+    """Return the rollout as JSON, without messages that may come from endpoints in the server's network."""
     if isinstance(end, Discarded):
         return outcome_as_json(replace(end, message="", endpoint=""))
     return outcome_as_json(replace(end, grade=replace(end.grade, held_out_error="")))
 
 
 def _finite(value: dict[str, Any]) -> dict[str, Any]:
-    """The value as plain JSON: numbers that are not finite become null."""
+    """Return the value as plain JSON, with null for numbers that are not finite."""
     plain: dict[str, Any] = json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
     return plain
 
 
 def _names(job: JobRecord, runs: Path) -> dict[str, str]:
-    """What the job's owner calls what is a path here."""
+    """Return the names that the job's owner sees instead of paths, by path."""
     names = {str(runs / job.id): "the run", str(runs.parent): "the server's folder"}
     used = RunFolder(runs / job.id).job().get("job", {})
     files = {used.get(name): getattr(job, name) for name in FILES}
@@ -296,7 +296,7 @@ def _names(job: JobRecord, runs: Path) -> dict[str, str]:
 
 
 class _OwnersRun(RunFolder):
-    """A run folder as the owner of a server's job may see it."""
+    """Run folder as the owner of a server's job may see it."""
 
     def __init__(self, path: Path, names: Mapping[str, str]) -> None:
         super().__init__(path)
@@ -311,17 +311,17 @@ class _OwnersRun(RunFolder):
         return hidden
 
     def events(self) -> list[RunEvent]:
-        return list(self._hidden(super().events()))
+        return list(self._hide_events(super().events()))
 
-    def _hidden(self, events: list[RunEvent]) -> Iterator[RunEvent]:
+    def _hide_events(self, events: list[RunEvent]) -> Iterator[RunEvent]:
         for event in events:
             message, data = hide([*public_texts(event)], self._names)
             yield replace(event, message=message, data=data)
 
     def read_groups(self, name: str) -> list[Group]:
-        return [_without_causes(group) for group in super().read_groups(name)]
+        return [_remove_causes(group) for group in super().read_groups(name)]
 
 
-def _without_causes(group: Group) -> Group:
+def _remove_causes(group: Group) -> Group:
     rollouts = tuple(replace(r, grade=replace(r.grade, held_out_error="")) for r in group.rollouts)
     return replace(group, rollouts=rollouts, discarded=tuple(replace(d, message="") for d in group.discarded))

@@ -1,7 +1,7 @@
-"""Parses the body of POST /fine_tuning/jobs into a JobSpec.
+"""Parser of the body of POST /fine_tuning/jobs into a JobSpec.
 
-Every mistake is reported as a Problem whose field is its path in the request. Nothing is filled in from the server's
-environment, and a model is an id in the registry, never a path.
+Every error is reported as a Problem whose field is its path in the request. Variables of the server's environment are
+never substituted, and a model is an id in the registry, never a path.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FileId = Annotated[StrictStr, Field(min_length=1, max_length=128)]
 
 
 class Described:
-    """Annotation of a dict that is validated elsewhere: the OpenAPI schema shows it as `model`."""
+    """Annotation for a dict that is validated elsewhere; the OpenAPI schema shows it as `model`."""
 
     def __init__(self, model: type[BaseModel]) -> None:
         self._model = model
@@ -52,50 +52,50 @@ class WireJob(Strict):
     """The body of POST /fine_tuning/jobs. `test_file`, `cluster` and `model_options` are extensions of OpenAI's API."""
 
     model: Annotated[StrictStr, Field(min_length=1, max_length=255)]
-    """Id of the start model: a base model of the server (see GET /models), a tuned model or a checkpoint."""
+    """Id of the model to train: a base model of the server (see GET /models), a tuned model or a checkpoint."""
     training_file: FileId
-    """Id of an uploaded JSONL file of tasks, one JSON object a line, with the purpose fine-tune."""
+    """Id of an uploaded JSONL file of tasks, one JSON object per line, with the purpose fine-tune."""
     validation_file: FileId | None = None
     """Id of a file that is graded before the first step and at intervals; decides which checkpoints are kept."""
     test_file: FileId | None = None
     """Id of a file that is graded before and after training, and not used for any decision."""
     method: Annotated[dict[str, Any], Described(Method)] | None = None
-    """How to train; by default a supervised job with the top-level `hyperparameters`."""
+    """Training method; by default a supervised job with the top-level `hyperparameters`."""
     hyperparameters: dict[str, Any] | None = None
-    """Older place of a supervised job's `batch_size`, `n_epochs` and `learning_rate_multiplier`."""
+    """Legacy field for a supervised job's `batch_size`, `n_epochs` and `learning_rate_multiplier`."""
     seed: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None
-    """Seed of the order of rows and of sampling; by default a random one, which the job then shows."""
+    """Seed for row order and sampling; by default random, and then shown in the job."""
     suffix: ShortText | None = None
     """Part of the name of the tuned model, `ft:{base}:{organization}:{suffix}:{id}`."""
     metadata: Annotated[dict[ShortText, Annotated[StrictStr, Field(max_length=512)]], Field(max_length=16)] | None = (
         None
     )
-    """Up to 16 pairs of your own, which the job shows; keys up to 64 characters, values up to 512."""
+    """Up to 16 key-value pairs, returned with the job; keys up to 64 characters, values up to 512."""
     integrations: Annotated[Integrations, BeforeValidator(without_nulls)] | None = None
-    """Experiment trackers that get the numbers of the job, if the operator has set them up; else an event says so."""
+    """Trackers that receive the job's metrics if the operator has set them up; otherwise an event reports it."""
     cluster: Annotated[dict[str, Any], Described(ClusterSpec)] | None = None
     """Resources of the job, within the operator's limits."""
     model_options: Annotated[dict[str, Any], Described(ModelOptions)] | None = None
-    """How the model writes conversations; `chat_template` is the text of a template here, never a path."""
+    """Options for the model's conversation syntax; `chat_template` is the text of a template here, never a path."""
 
 
 class Files(Protocol):
-    """The part of agent_rft.serve.stores.file_store.FileStore that is needed here."""
+    """Part of agent_rft.serve.stores.file_store.FileStore that this module uses."""
 
     def get(self, file_id: str) -> FileRecord:
-        """The record of a file.
+        """Return the record of a file.
 
         Raises:
-            UserError: There is no such file.
+            UserError: The file does not exist.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class ApiJob:
-    """A valid request.
+    """Valid request for a job.
 
-    `spec` refers to files by their ids. `secret_spec` is its JSON with all secrets; `method`, `model_options` and
-    `integrations` are what responses echo, without secrets.
+    `spec` refers to files by their ids. `secret_spec` is its JSON with all secrets. Responses echo `method`,
+    `model_options` and `integrations`, which hold no secrets.
     """
 
     request: WireJob
@@ -109,12 +109,12 @@ class ApiJob:
 
 
 def parse_api_job(body: Any, models: ModelCatalog, files: Files, operator: Operator) -> ApiJob:
-    """Parse a request body and resolve its model; the contents of its files are not read.
+    """Parse a request body and resolve its model, without reading its files.
 
     Raises:
-        InvalidJob: The request is invalid, with all problems that were found.
+        InvalidJob: The request is invalid; holds all problems found.
     """
-    request = _validated(WireJob, body)
+    request = _validate(WireJob, body)
     integrations = [integration.model_dump(mode="json") for integration in request.integrations or ()]
     raw: dict[str, Any] = {
         "model": request.model,
@@ -123,20 +123,20 @@ def parse_api_job(body: Any, models: ModelCatalog, files: Files, operator: Opera
         "test_file": request.test_file,
         "seed": secrets.randbelow(2**31) if request.seed is None else request.seed,
         "suffix": request.suffix,
-        "method": _method(request),
+        "method": _build_method(request),
         "cluster": request.cluster,
         "model_options": request.model_options,
         "integrations": integrations,
     }
     raw = without_nulls(raw)
-    spec = _validated(JobSpec, raw)
-    found = [*_boolean_problems(raw["method"]), *_size_problems(spec)]
+    spec = _validate(JobSpec, raw)
+    found = [*_find_boolean_problems(raw["method"]), *_find_size_problems(spec)]
     if spec.method.type == "reinforcement":
         found += early_stop_problems(spec)
         found += size_problems(list(graders_of(spec.reinforcement))) or endpoint_problems(spec.reinforcement, operator)
-    _refuse(found)
-    model = _known_model(request.model, models)
-    _refuse([p for name in FILES if (p := _file_problem(name, getattr(request, name), files)) is not None])
+    _raise_problems(found)
+    model = _resolve_model(request.model, models)
+    _raise_problems([p for name in FILES if (p := _find_file_problem(name, getattr(request, name), files)) is not None])
     raw["model"] = model.folder
     return ApiJob(
         request=request,
@@ -151,48 +151,48 @@ def parse_api_job(body: Any, models: ModelCatalog, files: Files, operator: Opera
 
 
 def echo_of(spec: JobSpec, method: Mapping[str, Any]) -> dict[str, Any]:
-    """`method` as the client sent it, with defaults of all hyperparameters filled in and secrets redacted."""
+    """Return `method` as the client sent it, with default hyperparameters added and secrets redacted."""
     part = spec.method.type
     public: dict[str, Any] = plain(public_job(spec, exclude_unset=True))["method"]
     shown = public.setdefault(part, {})
     shown["hyperparameters"] = (
         spec.supervised if part == "supervised" else spec.reinforcement
     ).hyperparameters.model_dump(mode="json")
-    if "response_format" in shown:  # the spec keeps its bare schema
+    if "response_format" in shown:  # the spec holds only the schema inside it
         shown["response_format"] = plain(method[part]["response_format"])
     return public
 
 
 def slug(text: str) -> str:
-    """`text` as one part of a model id, without the separator `:` and without `/`."""
+    """Return `text` as one part of a model id, without the separator `:` and without `/`."""
     return re.sub(r"[^\w.-]+", "-", text, flags=re.ASCII).strip("-.")
 
 
 def model_name(base: str, organization: str, suffix: str | None, job_id: str, step: int | None = None) -> str:
-    """The id of a tuned model, `ft:{base}:{org}:{suffix}:{id}`, or of a checkpoint, `...:ckpt-step-{step}`."""
+    """Return the id of a tuned model, `ft:{base}:{org}:{suffix}:{id}`, or of a checkpoint, `...:ckpt-step-{step}`."""
     name = f"ft:{base}:{slug(organization)}:{slug(suffix or '')}:{job_id.partition('-')[2]}"
     return name if step is None else f"{name}:ckpt-step-{step}"
 
 
-# -- the form of the request -------------------------------------------------------------------------------------------
+# -- schema of the request ---------------------------------------------------------------------------------------------
 
 
-def _validated(model: Any, raw: Any) -> Any:
+def _validate(model: Any, raw: Any) -> Any:
     if not isinstance(raw, dict):
         problem = Problem("invalid_type", "body", "must be a JSON object", "send an object")
         raise InvalidJob("the request is invalid", [problem])
     value, problems = validate(model, raw, ParsedFile("body", raw, Lines(None)), Variables({}))
-    _refuse([problem for _, problem in problems])
+    _raise_problems([problem for _, problem in problems])
     return value
 
 
-def _refuse(problems: list[Problem]) -> None:
+def _raise_problems(problems: list[Problem]) -> None:
     if problems:
-        raise InvalidJob(f"{len(problems)} mistake{'s' * (len(problems) != 1)} in the request", problems)
+        raise InvalidJob(f"{len(problems)} problem{'s' * (len(problems) != 1)} in the request", problems)
 
 
-def _method(request: WireJob) -> dict[str, Any]:
-    """The method. A request without one, or with top-level hyperparameters, is the older form of a supervised job."""
+def _build_method(request: WireJob) -> dict[str, Any]:
+    """Return the method. In the legacy schema, without `method` or with `hyperparameters`, the job is supervised."""
     method = dict(request.method or {"type": "supervised"})
     if request.hyperparameters:
         supervised = method.get("supervised") or {}
@@ -211,8 +211,8 @@ def _method(request: WireJob) -> dict[str, Any]:
     return method
 
 
-def _boolean_problems(method: Mapping[str, Any]) -> list[Problem]:
-    """Booleans given as hyperparameters, which Python would accept as 1 and 0."""
+def _find_boolean_problems(method: Mapping[str, Any]) -> list[Problem]:
+    """Return a problem for each boolean hyperparameter, which Python would accept as 1 or 0."""
     problems = []
     for part in ("reinforcement", "supervised"):
         values = (method.get(part) or {}).get("hyperparameters") or {}
@@ -225,26 +225,26 @@ def _boolean_problems(method: Mapping[str, Any]) -> list[Problem]:
 
 MAX_VALUES = {"batch_size": 100_000, "n_epochs": 1_000, "eval_interval": 1_000_000, "eval_samples": 1_000}
 MAX_MULTIPLIER = 1_000.0
-"""For all other hyperparameters. Larger numbers are typing errors; some are too large for a plan to be computed."""
+"""Bound of all other hyperparameters. Larger values are typing errors, and some would break the plan's computation."""
 
 
-def _size_problems(spec: JobSpec) -> list[Problem]:
-    """Hyperparameters that are too large to be meant."""
+def _find_size_problems(spec: JobSpec) -> list[Problem]:
+    """Return a problem for each hyperparameter that is too large to be intended."""
     part = spec.method.type
     values = (spec.supervised if part == "supervised" else spec.reinforcement).hyperparameters.model_dump()
     problems = []
     for name, value in values.items():
-        most = MAX_VALUES.get(name, MAX_MULTIPLIER)
-        if isinstance(value, int | float) and value > most:
+        bound = MAX_VALUES.get(name, MAX_MULTIPLIER)
+        if isinstance(value, int | float) and value > bound:
             field = f"method.{part}.hyperparameters.{name}"
-            problems.append(Problem("too_large", field, f"must be at most {most:,}", "give a smaller number or auto"))
+            problems.append(Problem("too_large", field, f"must be at most {bound:,}", "give a smaller number or auto"))
     return problems
 
 
-# -- the model and files it refers to ----------------------------------------------------------------------------------
+# -- model and files of the request ------------------------------------------------------------------------------------
 
 
-def _known_model(name: str, models: ModelCatalog) -> ModelRecord:
+def _resolve_model(name: str, models: ModelCatalog) -> ModelRecord:
     try:
         return models.resolve(name)
     except UserError as error:
@@ -252,13 +252,13 @@ def _known_model(name: str, models: ModelCatalog) -> ModelRecord:
         raise InvalidJob("unknown model", [problem]) from error
 
 
-def _file_problem(field: str, file_id: str | None, files: Files) -> Problem | None:
+def _find_file_problem(field: str, file_id: str | None, files: Files) -> Problem | None:
     if file_id is None:
         return None
     try:
         purpose = files.get(file_id).purpose
     except UserError:
-        message = f"there is no file {file_id} on this server"
+        message = f"the file {file_id} does not exist on this server"
         return Problem("file_not_found", field, message, "upload it first: POST /v1/files with purpose fine-tune")
     if purpose not in TRAINING_PURPOSES:
         message = f"the file {file_id} has the purpose {purpose}, not fine-tune"

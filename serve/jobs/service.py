@@ -1,4 +1,4 @@
-"""The operations of clients on jobs: create, cancel, pause, resume. They only change the store; the manager acts."""
+"""Client operations on jobs: create, cancel, pause, resume. They only change the store; the manager acts on it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from agent_rft.spec.kept import without_todays_bounds
 from agent_rft.spec.operator.config import Operator
 
 RETRY_WINDOW_S = 600.0
-"""How long a marked retry matches the first request: OpenAI's clients time out after this time, and count retries."""
+"""Seconds that a counted retry matches the first request; OpenAI's clients count retries and time out after them."""
 UNMARKED_WINDOW_S = 10.0
-"""For clients that do not count retries: an equal request within this time is a retry, later it is another job."""
+"""Seconds that an equal request counts as a retry if the client does not count retries; later it is a new job."""
 
 
 class JobService:
-    """Jobs as clients see them. `wake` notifies the manager in this process, if there is one."""
+    """Operations of clients on jobs. `wake` notifies the manager in this process, if there is one."""
 
     def __init__(
         self,
@@ -59,11 +59,11 @@ class JobService:
     ) -> JobRecord:
         """Create a job, or return the one that this request created before.
 
-        `retry` is the client's number of this attempt, 0 for the first; None if the client does not send it. With
-        `look`, the job is not trained but looked at so (`Look` in cluster/run/readiness.py).
+        `retry` is the client's retry count, 0 for the first attempt; None if the client does not send it. With `look`,
+        the job gets a readiness check with these options (`Look` in cluster/run/readiness.py) and is not trained.
 
         Raises:
-            InvalidJob: The request has mistakes.
+            InvalidJob: The request is invalid.
             IdempotencyConflict: The Idempotency-Key was used with a different request.
         """
         found = parse_api_job(body, self._models, self._files, self._operator)
@@ -95,16 +95,16 @@ class JobService:
 
         job, is_new = self.store.create(new, seal=seal, idempotency_key=idempotency_key, retry_window_s=window_s)
         if is_new:
-            what = "fine-tuning job" if look is None else "look at a job before training"
+            what = "fine-tuning job" if look is None else "readiness check"
             self.store.add_event(job.id, "info", f"Created {what}: {job.id}")
         self._wake()
         return job
 
     def draft(self, body: Any, samples: int | None = None) -> Draft:
-        """What a check needs of a request, if its form is right; with `samples`, of a look before training.
+        """Return the input of a job check for a request; `samples` is the rollouts per row of a readiness check.
 
         Raises:
-            InvalidJob: The request has mistakes.
+            InvalidJob: The request is invalid.
         """
         found = parse_api_job(body, self._models, self._files, self._operator)
         if samples is not None:
@@ -112,7 +112,7 @@ class JobService:
         return Draft(found.secret_spec, found.request.model, samples)
 
     def cancel(self, job_id: str) -> JobRecord:
-        """End a job in any state; its driver exits at once.
+        """Cancel a job that has not ended; its driver exits immediately.
 
         Raises:
             UnknownJob: The job does not exist.
@@ -129,8 +129,8 @@ class JobService:
             IllegalMove: The job is not running.
         """
         job = self.store.move(job_id, "paused", estimated_finish=None)
-        kept = "finishes its step and writes a checkpoint" if job.look is None else "keeps the rows that it has drawn"
-        return self._record(job, f"The job is being paused: it {kept}")
+        how = "finishes its step and writes a checkpoint" if job.look is None else "keeps the rows already sampled"
+        return self._record(job, f"The job is being paused: it {how}")
 
     def resume(self, job_id: str) -> JobRecord:
         """Queue a paused job again; it continues from its last checkpoint.
@@ -143,25 +143,25 @@ class JobService:
         return self._record(job, "The job was resumed and is queued again")
 
     def log(self, job_id: str) -> tuple[str, list[Output]]:
-        """What only admins see: the whole message of the job's error, and the ends of its processes' outputs.
+        """Return the log for admins: the full message of the job's error, and the ends of its processes' outputs.
 
         Raises:
             UnknownJob: The job does not exist.
         """
         job = self.store.get(job_id)
         secrets = known_secrets(self._operator)
-        # What this server cannot open, a driver could not either.
+        # If this server cannot decrypt the job, no driver could either, so its output holds no job secrets.
         with suppress(CannotOpen, InvalidJob):
             secrets = known_secrets(self._operator, self.opened(job))
         error = without_secrets(job.error.log or job.error.message, secrets) if job.error else ""
         return error, self._logs.read(job_id, secrets)
 
     def opened(self, job: JobRecord) -> JobSpec:
-        """The job with its secrets.
+        """Return the job with its secrets.
 
         Raises:
-            CannotOpen: It was sealed with another master secret.
-            InvalidJob: It was made by a version whose jobs cannot be read any more.
+            CannotOpen: The job was sealed with another master secret.
+            InvalidJob: The job was made by a version that is too old to be read.
         """
         sealed = self._secrets.sealer("job", job.id).open(job.sealed_spec)
         return without_todays_bounds(json.loads(sealed), "the job")[0]

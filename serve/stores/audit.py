@@ -1,6 +1,6 @@
-"""The audit log: who did what to which object, by which request, with which outcome.
+"""Audit log: actor, action, object, request and outcome of each operation on a server.
 
-The code only appends to it and reads it. It holds ids, no bodies, no names and no secrets.
+Entries are only appended and read. They hold ids, but no bodies, names or secrets.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from agent_rft.serve.stores.job_tables import Number
 Outcome = Literal["done", "refused", "failed"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 OPERATOR = "operator"
-"""Who acts by `agent-rft keys`, in the server's folder or database."""
+"""Actor of `agent-rft keys`, which works directly on the server's folder or database."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One act. `at` is Unix seconds, `actor` the id of an API key or OPERATOR, `object` an id.
+    """One operation. `at` is Unix seconds, `actor` the id of an API key or OPERATOR, `object` an id.
 
-    An act is `refused` if the key lacks a scope, and `failed` for any other reason; `status` is that of the answer.
+    The outcome is `refused` if the key lacks a scope, and `failed` for any other error. `status` is the response's HTTP
+    status.
     """
 
     at: float
@@ -52,7 +53,7 @@ class AuditRow(Base):
 
 
 class AuditLog:
-    """The acts on a server. `clock` returns Unix seconds."""
+    """Log of the operations on a server. `clock` returns Unix seconds."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._database = database
@@ -70,7 +71,7 @@ class AuditLog:
     ) -> None:
         entry = AuditEntry(self._clock(), actor, action, None, request_id, outcome, status)
         values = {name: getattr(entry, name) for name in AuditEntry.__slots__}
-        # A path may name an object that never existed, of any length.
+        # The id comes from a URL path: it may have any length, and the object may not exist.
         values["object"] = None if object is None else object.replace("\0", "")[:255]
         with self._database.session() as session:
             session.add(AuditRow(**values))
@@ -84,10 +85,10 @@ class AuditLog:
         object: str | None = None,
         outcome: Outcome | None = None,
     ) -> list[AuditEntry]:
-        """The latest entries that fit all filters, newest first."""
+        """Return the latest entries that match all filters, newest first."""
         filters = {"actor": actor, "action": action, "object": object, "outcome": outcome}
-        wanted = {name: value for name, value in filters.items() if value is not None}
+        conditions = {name: value for name, value in filters.items() if value is not None}
         columns = [getattr(AuditRow, field.name) for field in fields(AuditEntry)]
-        rows = select(*columns).filter_by(**wanted).order_by(AuditRow.number.desc()).limit(limit)
+        rows = select(*columns).filter_by(**conditions).order_by(AuditRow.number.desc()).limit(limit)
         with self._database.session() as session:
             return [AuditEntry(*row) for row in session.execute(rows)]

@@ -1,8 +1,8 @@
-"""The server's database: SQLite in the server's folder by default, or PostgreSQL by URL.
+"""Database of a server: SQLite in the server's folder by default, or PostgreSQL by URL.
 
 Each table is defined next to the code that owns it, as a subclass of `Base`. ORM rows never leave a session; stores
-return their own frozen dataclasses. Calls block for milliseconds; a server makes them in threads. Only the owner of the
-server's folder may enter it.
+return their own frozen dataclasses. Calls block for milliseconds; a server makes them in threads. Only its owner may
+enter the server's folder.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from agent_rft.errors import UserError
 T = TypeVar("T")
 
 DatabaseError = SQLAlchemyError
-"""Whatever a connection or a statement fails with."""
+"""Base class of the errors of connections and statements."""
 SQLITE_BUSY_S = 30.0
-"""Seconds that a writer waits for another one, unless the URL sets `timeout`; SQLite allows one writer at a time."""
+"""Seconds that a writer waits for another writer, unless the URL sets `timeout`; SQLite allows one at a time."""
 TRANSIENT_SQLITE = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 POSTGRESQL_DEFAULTS = {"connect_timeout": "5", "tcp_user_timeout": "15000"}
-"""libpq's options, in s and ms, unless the URL sets them: by default a host that does not answer blocks minutes."""
+"""libpq's timeouts in s and ms, unless the URL sets them. libpq's defaults wait minutes for an unresponsive host."""
 
 
 def is_unavailable(error: BaseException) -> bool:
@@ -46,7 +46,7 @@ def is_unavailable(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """One line on why a statement or a connection failed, without the statement, its parameters and the URL."""
+    """Return one line on why a statement or a connection failed, without the statement, its parameters and the URL."""
     cause = getattr(error, "orig", None)
     return type(error).__name__ if cause is None else str(cause).strip().partition("\n")[0]
 
@@ -56,12 +56,12 @@ class Base(DeclarativeBase):
 
 
 def record_of(kind: type[T], row: Any) -> T:
-    """Return the record `kind` with the columns of a row that have the names of its fields."""
+    """Return a record of class `kind`, whose fields are the row's columns of the same names."""
     return kind(**{field.name: getattr(row, field.name) for field in fields(kind)})  # type: ignore[arg-type]
 
 
 class Database:
-    """A database at an SQLAlchemy URL: `sqlite:///folder/state.db` or `postgresql+psycopg://...`."""
+    """Database at an SQLAlchemy URL: `sqlite:///folder/state.db` or `postgresql+psycopg://...`."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -70,19 +70,19 @@ class Database:
 
     @classmethod
     def of_folder(cls, folder: Path) -> Database:
-        """The default database: the SQLite file `state.db` in the server's folder."""
+        """Open the default database, the SQLite file `state.db` in the server's folder."""
         folder.mkdir(parents=True, exist_ok=True)
         return cls(f"sqlite:///{folder / 'state.db'}")
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """One transaction, committed at the end of the block or rolled back if the block raises."""
+        """Context manager for one transaction, committed at the end of the block or rolled back if the block raises."""
         with self._sessions.begin() as session:
             yield session
 
     @contextmanager
     def exclusive(self, lock: int) -> Iterator[None]:
-        """Admit one server at a time among all that share this database and the number `lock`.
+        """Context manager that admits one server at a time among all that share this database and the number `lock`.
 
         PostgreSQL only (an advisory lock). A SQLite database belongs to a single server, so nothing is locked.
         """
@@ -94,7 +94,7 @@ class Database:
             yield
 
     def check(self) -> None:
-        """Read a table.
+        """Check that the database works, by reading a table.
 
         Raises:
             DatabaseError: The database cannot be used.
@@ -130,14 +130,14 @@ def _engine(url: str) -> Engine:
 
 
 def make_private(folder: Path, signs: Sequence[str], user: int | None = None) -> None:
-    """Create the folder with mode 0700, or give it this mode if it is ours: it is empty, or holds a file of `signs`.
+    """Create a folder with mode 0700, or set this mode if the folder is ours.
 
-    Another folder is used as it is, such as a volume that Kubernetes gives to a group (fsGroup), unless everybody may
-    enter it. `user` replaces this process's user id.
+    A folder is ours if this user owns it, and it is empty or holds a file named in `signs`. Any other folder, such as a
+    Kubernetes volume with a group (fsGroup), is used unchanged. `user` replaces this process's user id.
 
     Raises:
-        UserError: everybody may enter the folder, and its mode is not ours to change.
-        OSError: it cannot be created or read.
+        UserError: Every user may enter the folder, which is not ours.
+        OSError: The folder cannot be created or read.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
@@ -150,13 +150,13 @@ def make_private(folder: Path, signs: Sequence[str], user: int | None = None) ->
             return
     if mode & stat.S_IXOTH:
         raise UserError(
-            f"the server's folder {folder} belongs to {_name_of(found.st_uid)} and has mode {mode:04o}: every user of "
-            f"this machine may enter it; run `chmod 700 {folder}`, or `chmod o-rwx` to keep its group, or give an "
-            "empty folder of your own"
+            f"every user of this machine may enter the server's folder {folder}, which belongs to "
+            f"{_describe_user(found.st_uid)} and has mode {mode:04o}. Run `chmod 700 {folder}`, or "
+            f"`chmod o-rwx {folder}` to keep the group's access, or use an empty folder that you own."
         )
 
 
-def _name_of(user: int) -> str:
+def _describe_user(user: int) -> str:
     with suppress(KeyError):
         return f"{pwd.getpwuid(user).pw_name} (user {user})"
     return f"user {user}"

@@ -1,7 +1,7 @@
-"""Files of the server: what clients uploaded and what jobs produced.
+"""Files of the server: uploads of clients and results of jobs.
 
 A file exists completely or not at all: it is written to a temporary path, moved to its final path, and added to the
-database last. Files are visible to every API key, since a server belongs to one organisation. A file is stored under
+database last. Files are visible to every API key, since a server belongs to one organization. A file is stored under
 its id; the client's file name is for display only and never used as a path.
 """
 
@@ -32,7 +32,7 @@ ABANDONED_S = 24 * 3600.0
 
 
 class UnknownFile(UserError):
-    """No file has this id, or it has expired or been deleted."""
+    """The file does not exist, has expired or was deleted."""
 
 
 class FileTooLarge(UserError):
@@ -45,7 +45,7 @@ class NoSpace(RftError):
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """A stored file. Times are whole Unix seconds; `owner` is the id of the key that made it, None if unknown."""
+    """Stored file. Times are whole Unix seconds; `owner` is the id of the key that created it, None if unknown."""
 
     id: str
     filename: str
@@ -71,7 +71,7 @@ class FileRow(Base):
 
 @dataclass(slots=True)
 class Incoming:
-    """A file being written. It is discarded unless `FileStore.keep` is called."""
+    """File that is being written. It is discarded unless `FileStore.keep` is called."""
 
     id: str
     path: Path
@@ -88,7 +88,7 @@ class Incoming:
         """
         self.num_bytes += len(data)
         if self.num_bytes > self.max_bytes:
-            raise FileTooLarge(f"the file is over {self.max_bytes:,} bytes")
+            raise FileTooLarge(f"the file is larger than {self.max_bytes:,} bytes")
         try:
             await asyncio.to_thread(self.file.write, data)
         except OSError as error:
@@ -96,7 +96,7 @@ class Incoming:
 
 
 class FileStore:
-    """Stores files: `folder` holds uploads in progress, `blobs` finished files. `clock` returns Unix seconds."""
+    """Store of files. `folder` holds uploads in progress, `blobs` finished files. `clock` returns Unix seconds."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class FileStore:
 
     @asynccontextmanager
     async def receive(self) -> AsyncIterator[Incoming]:
-        """A new file to write to, deleted at the end of the block unless `keep` was called."""
+        """Context manager for a new file, which is deleted at the end of the block unless `keep` was called."""
         id = f"file-{secrets.token_urlsafe(18)}"
         path = self._incoming / id
         with path.open("xb") as file:
@@ -134,7 +134,7 @@ class FileStore:
         expires_after_s: int | None = None,
         owner: str | None = None,
     ) -> FileRecord:
-        """Store what was written to `incoming` as a file.
+        """Store the content of `incoming` as a file.
 
         Raises:
             NoSpace: The disk is full.
@@ -186,25 +186,25 @@ class FileStore:
             return await self.keep(incoming, filename, purpose, expires_after_s, owner)
 
     def check(self) -> None:
-        """Check that files can be stored. Raises whatever the file system raises if they cannot."""
+        """Check that files can be stored; raises the file system's error if not."""
         self._blobs.check()
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def get(self, id: str) -> FileRecord:
-        """The record of a file.
+        """Return the record of a file.
 
         Raises:
-            UnknownFile: There is no file `id`.
+            UnknownFile: The file `id` does not exist.
         """
         with self._database.session() as session:
             return record_of(FileRecord, self._row(session, id))
 
     def path(self, id: str) -> Path:
-        """The path of the file on this machine.
+        """Return the path of the file on this machine.
 
         Raises:
-            UnknownFile: There is no file `id`.
+            UnknownFile: The file `id` does not exist.
         """
         self.get(id)
         try:
@@ -215,20 +215,20 @@ class FileStore:
     def list(
         self, *, after: str | None = None, limit: int = 10_000, newest_first: bool = True, purpose: str | None = None
     ) -> tuple[list[FileRecord], bool]:
-        """A page of files, and whether more follow it.
+        """Return a page of files, and whether more follow it.
 
         Raises:
-            UnknownFile: There is no file `after`.
+            UnknownFile: The file `after` does not exist.
         """
         number = FileRow.number
-        wanted = self._unexpired().order_by(number.desc() if newest_first else number)
+        query = self._unexpired().order_by(number.desc() if newest_first else number)
         if purpose is not None:
-            wanted = wanted.where(FileRow.purpose == purpose)
+            query = query.where(FileRow.purpose == purpose)
         with self._database.session() as session:
             if after is not None:
                 last = self._row(session, after).number
-                wanted = wanted.where(number < last if newest_first else number > last)
-            rows = session.scalars(wanted.limit(limit + 1)).all()
+                query = query.where(number < last if newest_first else number > last)
+            rows = session.scalars(query.limit(limit + 1)).all()
             return [record_of(FileRecord, row) for row in rows[:limit]], len(rows) > limit
 
     # -- deleting ------------------------------------------------------------------------------------------------------
@@ -237,14 +237,14 @@ class FileStore:
         """Delete a file.
 
         Raises:
-            UnknownFile: There is no file `id`.
+            UnknownFile: The file `id` does not exist.
         """
         with self._database.session() as session:
             session.delete(self._row(session, id))
         self._blobs.delete(id)
 
     def sweep(self) -> None:
-        """Delete expired files, and what uploads left behind when their server died."""
+        """Delete expired files, and incomplete uploads left by servers that died."""
         now = self._clock()
         with self._database.session() as session:
             expired = session.scalars(select(FileRow).where(FileRow.expires_at <= now)).all()
@@ -268,7 +268,7 @@ class FileStore:
 
 
 def plain_name(filename: str) -> str:
-    """The last component of a client's file name, without unprintable characters; "file" if nothing remains."""
+    """Return the last component of a client's file name without unprintable characters; "file" if nothing remains."""
     last = filename.replace("\\", "/").rpartition("/")[2]
     kept = "".join(char for char in last if char.isprintable())[-MAX_NAME_CHARS:]
     return kept if kept.strip(". ") else "file"

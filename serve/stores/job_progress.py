@@ -1,4 +1,4 @@
-"""How far a job is, and how well it does now against before: read from the few of its events that say so."""
+"""Progress of a job: its step, and its reward or loss now and at the start, read from a few of its events."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Split = Literal["train", "validation"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The last step and its numbers, which are rewards, or losses if `metric` says so; None: not measured.
+    """Last step of a job with its rewards, or its losses if `metric` is `loss`. None: not measured.
 
-    `baseline` is that of the validation file before the first step, or else that of the first step's rollouts.
+    `baseline` is the value of the validation file before the first step, or else the value of the first training step.
     """
 
     metric: Literal["reward", "loss"]
@@ -32,9 +32,9 @@ class Progress:
 
 
 def progress_of(session: Session, job_id: str, *, validates: bool) -> Progress | None:
-    """The progress of a job, of which a validation file is graded or not; None before it has measured anything.
+    """Return the progress of a job, or None before anything was measured. `validates`: it has a validation file.
 
-    It reads four rows, each near an end of the job's events, however many there are.
+    Reads at most four rows, each near an end of the job's events, so the cost does not depend on their number.
     """
     steps = EventRow.job_id == job_id, EventRow.type == "metrics"
     kinds = EventRow.data["kind"].as_string().in_((kind_of(Evaluated), kind_of(LossEvaluated)))
@@ -55,7 +55,7 @@ def progress_of(session: Session, job_id: str, *, validates: bool) -> Progress |
     baseline: float | None = None
     baseline_of: Split | None = None
     if first.get("step") == 0:
-        baseline, baseline_of = _of_file(first), "validation"
+        baseline, baseline_of = _file_value(first), "validation"
     elif last:
         baseline, baseline_of = end(steps, newest=False).get(train), "train"
     return Progress(
@@ -63,12 +63,12 @@ def progress_of(session: Session, job_id: str, *, validates: bool) -> Progress |
         int(last.get("step", 0)),
         last.get("total_steps"),
         last.get(train),
-        _of_file(validated),
+        _file_value(validated),
         baseline,
         baseline_of if baseline is not None else None,
     )
 
 
-def _of_file(validated: Mapping[str, Any]) -> float | None:
+def _file_value(validated: Mapping[str, Any]) -> float | None:
     value = validated.get("loss", validated.get("evaluation", {}).get("reward"))
     return None if value is None else float(value)

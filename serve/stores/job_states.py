@@ -1,4 +1,4 @@
-"""The states of a job and the moves between them: `MOVES` is the only place that allows a change of state.
+"""States of a job and the moves between them. `MOVES` is the only place that allows a change of state.
 
     validating_files ---> queued ---> running ---> succeeded
                             ^            |
@@ -42,7 +42,7 @@ class UnknownCursor(RftError):
 
 
 class IllegalMove(RftError):
-    """The job cannot change from its present state to the requested one."""
+    """The job cannot change from its current state to the requested one."""
 
 
 class IdempotencyConflict(RftError):
@@ -53,7 +53,7 @@ def check_move(job_id: str, status: JobStatus, to: JobStatus) -> None:
     """Check that a job in state `status` may change to `to`.
 
     Raises:
-        IllegalMove: `MOVES` does not allow it.
+        IllegalMove: `MOVES` does not allow the change.
     """
     if to in MOVES[status]:
         return

@@ -1,7 +1,7 @@
-"""Jobs, their events and checkpoints. The store is authoritative for a job's state, whatever Ray reports.
+"""Store of jobs, their events and checkpoints. It is authoritative for a job's state, whatever Ray reports.
 
-Each change is one conditional statement, or starts by taking the lock that such a statement takes, so two servers on
-one database never both make it. Calls block for milliseconds; a server makes them in threads.
+Each change is one conditional statement, or starts by taking the lock that such a statement takes. Two servers on one
+database therefore never make the same change twice. Calls block for milliseconds; a server makes them in threads.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from agent_rft.serve.stores.job_tables import (
 T = TypeVar("T")
 
 JOB, READINESS = "ftjob", "ftready"
-"""How ids begin: of jobs that train, and of those that are only looked at."""
+"""Id prefixes of jobs that train, and of readiness checks."""
 CREATE_LOCK = 0x6A6F6273
-"""The PostgreSQL advisory lock held while a job is created, because creation reads before it writes."""
+"""PostgreSQL advisory lock held while a job is created, because creation reads before it writes."""
 
 
 class JobStore:
-    """The jobs of a database. `clock` returns Unix seconds."""
+    """Store of the jobs in a database. `clock` returns Unix seconds."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._database = database
@@ -66,21 +66,23 @@ class JobStore:
         idempotency_key: str | None = None,
         retry_window_s: float = 0.0,
     ) -> tuple[JobRecord, bool]:
-        """The job of a request, and whether it was created now.
+        """Create the job of a request, or find the existing one; return it and whether it is new.
 
-        An existing job is returned if its Idempotency-Key was used before or, without a key, if the same owner sent
-        an equal request within the last `retry_window_s`.
+        The existing job is the one with the same Idempotency-Key. Without a key, it is the job of an equal request that
+        the same owner sent within the last `retry_window_s`.
 
-        `seal` returns the `sealed_spec` of the job with this id. It is called while `exclusive_creation` holds, so that
-        no job is sealed with a secret that is just being replaced.
+        `seal` returns the `sealed_spec` for a job id. It is called under the lock of `exclusive_creation`, so that no
+        job is sealed with a secret that is being replaced.
 
         Raises:
-            IdempotencyConflict: The key was used with a different request.
+            IdempotencyConflict: The Idempotency-Key was used with a different request.
         """
         now = self._clock()
         with self._database.session() as session:
             exclusive_creation(session)
-            existing = self._existing(session, new, idempotency_key, now - retry_window_s if retry_window_s else None)
+            existing = self._find_existing(
+                session, new, idempotency_key, now - retry_window_s if retry_window_s else None
+            )
             if existing is not None:
                 return existing, False
             id = _new_id(JOB if new.look is None else READINESS)
@@ -100,7 +102,7 @@ class JobStore:
             session.flush()
             return _job(row), True
 
-    def _existing(self, session: Session, new: NewJob, key: str | None, since: float | None) -> JobRecord | None:
+    def _find_existing(self, session: Session, new: NewJob, key: str | None, since: float | None) -> JobRecord | None:
         mine = select(JobRow).where(JobRow.owner == new.owner)
         if key is not None:
             row = session.scalar(mine.where(JobRow.idempotency_key == key))
@@ -116,7 +118,7 @@ class JobStore:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def get(self, job_id: str, owner: str | None = None) -> JobRecord:
-        """The record of a job.
+        """Return the record of a job.
 
         Raises:
             UnknownJob: The job does not exist, or belongs to another owner.
@@ -133,9 +135,9 @@ class JobStore:
         labels: Mapping[str, str] | None = None,
         looks: bool = False,
     ) -> tuple[list[JobRecord], bool]:
-        """A page of jobs that train, newest first, and whether more follow. With `owner` None, jobs of all owners.
+        """Return a page of jobs that train, newest first, and whether more follow.
 
-        With `looks`, of those that are looks at jobs before training instead.
+        With `owner` None, the jobs of all owners. With `looks`, readiness checks instead.
 
         Raises:
             UnknownCursor: `after` is not a job of this owner.
@@ -148,16 +150,16 @@ class JobStore:
             return [_job(row) for row in rows], more
 
     def progress(self, job: JobRecord) -> Progress | None:
-        """How far the job is; None before it has measured anything."""
+        """Return the job's progress; None before anything was measured."""
         with self._database.session() as session:
             return progress_of(session, job.id, validates=job.validation_file is not None)
 
     def with_status(self, *statuses: JobStatus) -> list[JobRecord]:
-        """The jobs in one of these states, oldest first."""
-        return self._found(JobRow.status.in_(statuses))
+        """Return the jobs in any of these states, oldest first."""
+        return self._find_jobs(JobRow.status.in_(statuses))
 
     def live(self) -> dict[str, float]:
-        """The number of jobs in each state and the age of the queue, as metrics for a Recorder."""
+        """Return the number of jobs in each state and the age of the queue, as metrics for a Recorder."""
         with self._database.session() as session:
             found = session.execute(select(JobRow.status, func.count()).group_by(JobRow.status))
             counts = {f"api_jobs/{s}": float(n) for s, n in found}
@@ -166,21 +168,21 @@ class JobStore:
         return {f"api_jobs/{status}": 0.0 for status in STATUSES} | counts | {"api_queue_age_s": age_s}
 
     def with_driver(self) -> list[JobRecord]:
-        """The jobs that are no longer running but whose driver may still exist, oldest first."""
-        return self._found(JobRow.handle.is_not(None), JobRow.status != "running")
+        """Return the jobs that no longer run but whose driver may still exist, oldest first."""
+        return self._find_jobs(JobRow.handle.is_not(None), JobRow.status != "running")
 
-    def _found(self, *conditions: ColumnElement[bool]) -> list[JobRecord]:
+    def _find_jobs(self, *conditions: ColumnElement[bool]) -> list[JobRecord]:
         with self._database.session() as session:
             return [_job(row) for row in session.scalars(select(JobRow).where(*conditions).order_by(JobRow.number))]
 
     # -- moves ---------------------------------------------------------------------------------------------------------
 
     def move(self, job_id: str, to: JobStatus, *, attempt: int | None = None, **changes: Any) -> JobRecord:
-        """Change a job's state and the columns in `changes`. With `attempt`, only if that is still the job's driver.
+        """Change a job's state and the columns in `changes`. With `attempt`, only for the job's latest driver.
 
         Raises:
             UnknownJob: The job does not exist.
-            IllegalMove: `MOVES` does not allow it, or the driver `attempt` was replaced.
+            IllegalMove: `MOVES` does not allow the change, or driver `attempt` was replaced.
         """
         now = self._clock()
         values: dict[str, Any] = {"status": to, "moved_at": now} | changes
@@ -198,14 +200,14 @@ class JobStore:
                 if attempt is not None and row.attempt != attempt:
                     raise IllegalMove(f"driver {attempt} of the job {job_id} was replaced by driver {row.attempt}")
                 same = JobRow.id == job_id, JobRow.status == seen, JobRow.attempt == row.attempt
-                if _changed(session, update(JobRow).where(*same).values(**values)):
+                if _has_changed(session, update(JobRow).where(*same).values(**values)):
                     session.refresh(row)
                     return _job(row)
 
     def claim_next(self, manager: str, limit: int, lease_s: float) -> JobRecord | None:
         """Move the job that has been queued longest to `running`, leased to `manager`.
 
-        Returns None if no job is queued, or if `limit` jobs already run or have a driver that may still exist.
+        Return None if no job is queued, or if `limit` jobs already run or have a driver that may still exist.
         """
         now, other = self._clock(), aliased(JobRow)
         busy = select(func.count()).where(or_(other.status == "running", other.handle.is_not(None))).scalar_subquery()
@@ -217,7 +219,7 @@ class JobStore:
             .limit(1)
             .scalar_subquery()
         )
-        # One statement conditional on `status`: of two servers that see the same queue, the second changes nothing.
+        # One statement conditional on `status`: if two servers see the same queue, the second one changes nothing.
         claimed = (
             update(JobRow)
             .where(JobRow.id == first, JobRow.status == "queued", busy < limit)
@@ -230,7 +232,7 @@ class JobStore:
             return None if job_id is None else _job(_row(session, job_id))
 
     def lease(self, job_id: str, manager: str, lease_s: float) -> bool:
-        """Take or renew the lease on a job. False if another manager holds it."""
+        """Take or renew the lease on a job. Return False if another manager holds it."""
         now = self._clock()
         free = or_(JobRow.manager == manager, JobRow.lease_until.is_(None), JobRow.lease_until < now)
         return self._update(JobRow.id == job_id, free, manager=manager, lease_until=now + lease_s)
@@ -240,7 +242,7 @@ class JobStore:
     def next_attempt(self, job_id: str, attempt: int, handle: str, *, failures: int) -> bool:
         """Record that driver `attempt` + 1 is about to start under `handle`.
 
-        False if the job is no longer running, or if another driver was started in the meantime.
+        Return False if the job is no longer running, or if another driver was started.
         """
         same = JobRow.id == job_id, JobRow.status == "running", JobRow.attempt == attempt
         fresh = {"heartbeat_at": self._clock(), "last_words": None}
@@ -252,7 +254,7 @@ class JobStore:
     def heartbeat(self, job_id: str, attempt: int) -> JobStatus | None:
         """Record a heartbeat of driver `attempt` and return the job's state; None if the driver was replaced.
 
-        The state tells the driver what to do. A driver that was replaced must exit at once.
+        The driver acts on the state. A driver that was replaced must exit immediately.
         """
         with self._database.session() as session:
             same = JobRow.id == job_id, JobRow.attempt == attempt
@@ -263,7 +265,7 @@ class JobStore:
     def note(self, job_id: str, attempt: int, **changes: Any) -> bool:
         """Set columns on behalf of driver `attempt`: trained_tokens, estimated_finish, failures, last_words.
 
-        False if the driver was replaced.
+        Return False if the driver was replaced.
         """
         return self._update(JobRow.id == job_id, JobRow.attempt == attempt, **changes)
 
@@ -294,18 +296,18 @@ class JobStore:
             return record_of(EventRecord, row)
 
     def events(self, job_id: str, *, after: str | None = None, limit: int = 20) -> tuple[list[EventRecord], bool]:
-        """A page of the job's events, newest first, and whether more follow.
+        """Return a page of the job's events, newest first, and whether more follow.
 
         Raises:
             UnknownJob: The job does not exist.
             UnknownCursor: `after` is not an event of the job.
         """
-        return self._of_job(EventRecord, EventRow, job_id, after, limit)
+        return self._list_rows(EventRecord, EventRow, job_id, after, limit)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def add_checkpoint(self, job_id: str, step: int, model: str, metrics: Mapping[str, Any]) -> CheckpointRecord:
-        """Record a checkpoint; replaces an earlier one of the same step, which a resumed run repeats."""
+        """Record a checkpoint. Replaces the earlier checkpoint of a step that a resumed run repeats."""
         with self._database.session() as session:
             same = CheckpointRow.job_id == job_id, CheckpointRow.step == step
             session.execute(delete(CheckpointRow).where(*same))
@@ -328,16 +330,16 @@ class JobStore:
     def checkpoints(
         self, job_id: str, *, after: str | None = None, limit: int = 10
     ) -> tuple[list[CheckpointRecord], bool]:
-        """A page of the job's checkpoints, newest first, and whether more follow.
+        """Return a page of the job's checkpoints, newest first, and whether more follow.
 
         Raises:
             UnknownJob: The job does not exist.
             UnknownCursor: `after` is not a checkpoint of the job.
         """
-        return self._of_job(CheckpointRecord, CheckpointRow, job_id, after, limit)
+        return self._list_rows(CheckpointRecord, CheckpointRow, job_id, after, limit)
 
-    def _of_job(self, kind: type[T], table: Any, job_id: str, after: str | None, limit: int) -> tuple[list[T], bool]:
-        """A page of a job's rows. Whether the job exists is checked only if the page is empty or the cursor unknown."""
+    def _list_rows(self, kind: type[T], table: Any, job_id: str, after: str | None, limit: int) -> tuple[list[T], bool]:
+        """Return a page of a job's rows. Checks that the job exists only if the page is empty or the cursor unknown."""
         with self._database.session() as session:
             try:
                 rows, more = _page(session, _columns(kind, table), table, after, limit, [table.job_id == job_id])
@@ -350,11 +352,11 @@ class JobStore:
 
     def _update(self, *conditions: ColumnElement[bool], **values: Any) -> bool:
         with self._database.session() as session:
-            return _changed(session, update(JobRow).where(*conditions).values(**values))
+            return _has_changed(session, update(JobRow).where(*conditions).values(**values))
 
 
 def is_readiness(job_id: str) -> bool:
-    """Whether this is the id of a look at a job, which no list of jobs has."""
+    """Whether `job_id` belongs to a readiness check, which job lists leave out."""
     return job_id.startswith(f"{READINESS}-")
 
 
@@ -362,7 +364,7 @@ def is_readiness(job_id: str) -> bool:
 
 
 def exclusive_creation(session: Session) -> None:
-    """Exclude all creators of jobs until the transaction ends; any write takes SQLite's lock, even one of no rows."""
+    """Block the creation of jobs until the transaction ends. In SQLite, even an update of no rows takes the lock."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": CREATE_LOCK})
     else:
@@ -373,7 +375,7 @@ def _new_id(kind: str) -> str:
     return f"{kind}-{secrets.token_hex(12)}"
 
 
-def _changed(session: Session, statement: Any) -> bool:
+def _has_changed(session: Session, statement: Any) -> bool:
     result = session.execute(statement.execution_options(synchronize_session=False))
     assert isinstance(result, CursorResult)
     return bool(result.rowcount)
@@ -387,7 +389,7 @@ def _row(session: Session, job_id: str, owner: str | None = None) -> JobRow:
 
 
 def _columns(kind: type[Any], table: Any) -> Select[Any]:
-    """Select the columns of the record `kind`, in its order: half the cost of ORM objects, for frequent listings."""
+    """Select the columns of the record `kind`, in the order of its fields, at half the cost of ORM objects."""
     return select(*(getattr(table, field.name) for field in fields(kind)))
 
 
@@ -410,7 +412,7 @@ def _page(
 
 
 def _job(row: Any) -> JobRecord:
-    """The record of a JobRow, or of a row of its columns."""
+    """Return the record of a JobRow, or of a row with its columns."""
     values: dict[str, Any] = {field.name: getattr(row, field.name) for field in fields(JobRecord)}
     values["error"] = None if row.error is None else JobError(**row.error)
     values["result_files"] = tuple(row.result_files)

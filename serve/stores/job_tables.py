@@ -1,8 +1,8 @@
-"""The tables of jobs, events and checkpoints, and the records that the store returns.
+"""Tables of jobs, events and checkpoints, and the records that the store returns.
 
-`number` is the order of creation and the sort key of listings: with an index on it, reading a page takes as long in a
-table of 100,000 rows as in one of ten. Only `sealed_spec` holds secrets, encrypted; all other columns may be shown,
-except `log` in `error`, which is for admins.
+`number` is the order of creation and the sort key of listings. It has an index, so reading a page takes the same time
+in tables of 10 and of 100,000 rows. Only `sealed_spec` holds secrets, encrypted; all other columns may be shown, except
+`log` in `error`, which is for admins.
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ class CheckpointRow(Base):
 
 @dataclass(frozen=True, slots=True)
 class JobError:
-    """Why a job failed, in the API's form; `param` is the request field at fault, if any.
+    """Error of a failed job, as in the API; `param` is the request field at fault, if any.
 
-    `log` is what only admins see: the message as it was before what it quotes was cut.
+    `log` is for admins only: the original message, with quoted errors of programs and paths.
     """
 
     code: str
@@ -120,12 +120,12 @@ class JobError:
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A valid request for a job.
+    """Job to be created.
 
-    `owner` is the id of the key that makes it, `model` the model id that the client gave, `base` the id of its base
-    model. `method` and `model_options` contain no secrets; `sealed_spec` is the whole job, encrypted and bound to its
-    id. Equal requests have equal `digest`s. `look`: how the job is looked at before training (`Look` in
-    cluster/run/readiness.py), instead of being trained; None: it is trained.
+    `owner` is the id of the key that creates it, `model` the model id in the request, `base` the id of its base model.
+    `method` and `model_options` contain no secrets; `sealed_spec` is the full job, encrypted and bound to its id. Equal
+    requests have equal `digest`s. `look` is the options of a readiness check (`Look` in cluster/run/readiness.py); None
+    means that the job trains.
     """
 
     owner: str
@@ -147,11 +147,11 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord(NewJob):
-    """A job. Times are Unix seconds.
+    """Job in the store. Times are Unix seconds.
 
-    `handle` names the latest driver until it is known to be gone; `attempt` counts the drivers started so far;
-    `failures` counts the drivers lost since the last checkpoint. `findings`: what a look came to, without its rows.
-    `estimated_finish` is None unless the job runs.
+    `handle` is the id of the latest driver until the driver has exited. `attempt` counts the drivers started so far,
+    `failures` the drivers lost since the last checkpoint. `findings` is the result of a readiness check, without
+    its rows. `estimated_finish` is None unless the job runs.
     """
 
     id: str
@@ -191,7 +191,7 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """A checkpoint that is kept; `model` is the model id under which it can be deployed."""
+    """Checkpoint on disk; `model` is the model id for deploying it."""
 
     id: str
     job_id: str

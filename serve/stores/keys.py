@@ -33,9 +33,10 @@ _TOKEN = re.compile(rf"{PREFIX}([0-9a-f]{{16}})-([\w-]{{43}})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key without its secret. Times are Unix seconds.
+    """API key without its secret. Times are Unix seconds.
 
-    With `requests_per_minute` None, the server's default rate limit applies; with `expires_at` None it never expires.
+    With `requests_per_minute` None, the server's default rate limit applies; with `expires_at` None, the key never
+    expires.
     """
 
     id: str
@@ -68,7 +69,7 @@ class KeyRow(Base):
 
 
 class KeyStore:
-    """The keys of a server. `clock` returns Unix seconds."""
+    """Store of a server's API keys. `clock` returns Unix seconds."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._database = database
@@ -81,15 +82,15 @@ class KeyStore:
         requests_per_minute: int | None = None,
         expires_after_s: int | None = None,
     ) -> tuple[ApiKey, str]:
-        """Create a key; returns it and its token, which cannot be retrieved later.
+        """Create a key. Return the key and its token, which cannot be retrieved later.
 
         Raises:
-            UserError: There is no scope or an unknown one; the name is empty, too long or not printable; or the rate
-                limit is below 1.
+            UserError: `scopes` is empty or holds an unknown scope; `name` is empty, too long or not printable; or
+                `requests_per_minute` is below 1.
         """
         unknown = [scope for scope in scopes if scope not in SCOPES]
         if unknown or not scopes:
-            raise UserError(f"scopes: a key needs at least one of {', '.join(SCOPES)}, and no others")
+            raise UserError(f"scopes: must be one or more of {', '.join(SCOPES)}")
         if not name.isprintable() or not 1 <= len(name) <= MAX_NAME_CHARS:
             raise UserError(f"name: must be 1 to {MAX_NAME_CHARS} printable characters")
         if requests_per_minute is not None and requests_per_minute < 1:
@@ -112,26 +113,26 @@ class KeyStore:
             return _key(row), token
 
     def find(self, token: str) -> ApiKey | None:
-        """The key that `token` belongs to; None if there is none, it was revoked, or it has expired."""
+        """Return the key that `token` belongs to; None if the key does not exist, was revoked or has expired."""
         match = _TOKEN.fullmatch(token)
         if match is None:
             return None
         with self._database.session() as session:
             row = session.get(KeyRow, match[1])
-            # Compare for an unknown id too, so that it takes as long as for a known one.
+            # Compare even for an unknown id, so that the time taken does not reveal which ids exist.
             same = hmac.compare_digest(token_hash(token), row.hash if row is not None else token_hash(""))
             key = _key(row) if row is not None and same and row.revoked_at is None else None
             return None if key is None or key.has_expired(self._clock()) else key
 
     def valid(self, id: str) -> ApiKey | None:
-        """The key with this id; None if there is none, it was revoked, or it has expired."""
+        """Return the key with this id; None if it does not exist, was revoked or has expired."""
         with self._database.session() as session:
             row = session.get(KeyRow, id)
             key = None if row is None or row.revoked_at is not None else _key(row)
         return None if key is None or key.has_expired(self._clock()) else key
 
     def list(self) -> list[ApiKey]:
-        """All keys, including revoked and expired ones, oldest first."""
+        """Return all keys, including revoked and expired ones, oldest first."""
         with self._database.session() as session:
             return [_key(row) for row in session.scalars(select(KeyRow).order_by(KeyRow.created_at, KeyRow.id))]
 
@@ -139,18 +140,18 @@ class KeyStore:
         """Revoke a key. Idempotent.
 
         Raises:
-            UserError: There is no such key.
+            UserError: The key does not exist.
         """
         with self._database.session() as session:
             row = session.get(KeyRow, id)
             if row is None:
-                raise UserError(f"there is no key {id!r}; run `agent-rft keys list` to see all keys")
+                raise UserError(f"the key {id!r} does not exist; run `agent-rft keys list` to see all keys")
             row.revoked_at = row.revoked_at or int(self._clock())
             return _key(row)
 
 
 def token_hash(token: str) -> str:
-    """Return what is stored of a secret token."""
+    """Return the hash that is stored for a secret token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -163,7 +164,7 @@ def _key(row: KeyRow) -> ApiKey:
 
 
 SESSION_S = 24 * 3600
-"""How long a session lasts, unless its key ends before."""
+"""Seconds that a session lasts, unless its key is revoked or expires earlier."""
 
 
 class SessionRow(Base):
@@ -175,7 +176,7 @@ class SessionRow(Base):
 
 
 class SessionStore:
-    """The sessions of a server. `clock` returns Unix seconds."""
+    """Store of a server's console sessions. `clock` returns Unix seconds."""
 
     def __init__(self, database: Database, keys: KeyStore, clock: Callable[[], float] = time.time) -> None:
         self._database = database
@@ -183,7 +184,7 @@ class SessionStore:
         self._clock = clock
 
     def open(self, key: ApiKey) -> str:
-        """Begin a session of a key and return its token; sessions that have expired are forgotten."""
+        """Begin a session of a key and return its token; delete expired sessions."""
         token, now = secrets.token_urlsafe(32), int(self._clock())
         with self._database.session() as session:
             session.execute(delete(SessionRow).where(SessionRow.expires_at <= now))
@@ -191,7 +192,7 @@ class SessionStore:
         return token
 
     def find(self, token: str) -> ApiKey | None:
-        """The key of a session; None if it has ended, or its key was revoked or has expired."""
+        """Return the key of a session; None if the session has ended, or the key was revoked or has expired."""
         with self._database.session() as session:
             row = session.get(SessionRow, token_hash(token))
             id = None if row is None or row.expires_at <= self._clock() else row.key_id

@@ -1,11 +1,11 @@
-"""Migrates a server's database to this version's schema; runs whenever a server or a command starts.
+"""Migration of a server's database to this version's schema, whenever a server or a command starts.
 
-`migrations/versions` holds the schema's history, and a test checks that it ends with the present table classes. After
+`migrations/versions` holds the schema's history, and a test checks that it ends with the current table classes. After
 changing a table, write the next revision with
 
     python -m agent_rft.serve.stores.migrate "what has changed"
 
-which compares the classes with a new database that has all revisions so far.
+which compares the classes with a new database at the latest revision.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from agent_rft.serve.stores.database import Database, DatabaseError, reason_of
 
 FOLDER = Path(__file__).parent / "migrations"
 _ALEMBIC_LOCK = threading.Lock()
-"""Alembic has one context per process."""
+"""Lock around Alembic, which has one context per process."""
 REVISIONS_BEFORE_0_2_0 = frozenset(f"{number:04}" for number in range(1, 8))
-"""The revisions of databases that were made before the first version whose databases are read."""
+"""Revisions of databases made before 0.2.0, which later versions do not read."""
 TABLES_LOCK = 0x7461626C
-"""The PostgreSQL advisory lock held while migrating, for servers that start at the same time."""
+"""PostgreSQL advisory lock held while migrating, for servers that start concurrently."""
 
 
 class NewerDatabase(UserError):
-    """A newer version made the tables, and nobody knows here what is in them."""
+    """A newer version made the tables, so this version cannot read them."""
 
 
 def migrate(database: Database, revision: str = "head") -> None:
@@ -50,7 +50,7 @@ def migrate(database: Database, revision: str = "head") -> None:
 
     Raises:
         MadeBefore: A version before 0.2.0 made the tables.
-        NewerDatabase: The tables have a revision that this version does not know.
+        NewerDatabase: The revision of the tables does not exist in this version.
     """
     logging.getLogger("alembic").setLevel(logging.WARNING)
     with _ALEMBIC_LOCK, database.engine.begin() as connection:
@@ -63,24 +63,24 @@ def migrate(database: Database, revision: str = "head") -> None:
             raise MadeBefore.of(f"the database {where}")
         if found is not None and found not in revisions():
             raise NewerDatabase(
-                f"the database {where} was made by a newer version of agent-rft (revision {found}); "
-                "use that version, or restore the backup of before its upgrade"
+                f"the database {where} was made by a newer version of agent-rft (revision {found}). "
+                "Use that version, or restore the backup made before its upgrade."
             )
         command.upgrade(config, revision)
 
 
 def revisions() -> list[str]:
-    """All revisions, oldest first."""
+    """Return all revisions, oldest first."""
     scripts = ScriptDirectory(str(FOLDER))
     return [script.revision for script in scripts.walk_revisions()][::-1]
 
 
 def open_database(folder: Path, url: str | None) -> Database:
-    """The database at `url`, or by default a file in `folder`, with all its tables.
+    """Open the database at `url`, or by default a file in `folder`, and migrate its tables.
 
     Raises:
-        UserError: The URL is invalid, nothing answers there, or another version made the database: a newer one, or one
-            before 0.2.0.
+        UserError: The URL is invalid, the database does not answer, or the database was made before 0.2.0 or by a newer
+            version.
     """
     database = Database.of_folder(folder.resolve()) if url is None else Database(_checked_url(url))
     try:
@@ -102,7 +102,7 @@ def _checked_url(url: str) -> str:
 
 
 def write_revision(message: str) -> None:
-    """Write the next revision to `migrations/versions`; `ruff format` puts it into our style."""
+    """Write the next revision to `migrations/versions`; run `ruff format` on it afterwards."""
     number = 1 + len(list((FOLDER / "versions").glob("r*.py")))
     with tempfile.TemporaryDirectory() as folder:
         database = Database.of_folder(Path(folder))

@@ -1,8 +1,8 @@
-"""The registry of model ids and of each model's serving settings, which are those of its training.
+"""Registry of model ids and of each model's serving settings, which come from its training.
 
-Base models are aliases that the operator configures and cannot be deleted; tuned models and checkpoints are rows of a
-table. An id is only ever looked up, never used as a path, so clients cannot reach folders that were not registered.
-Calls block for milliseconds.
+Base models are aliases that the operator configures, and cannot be deleted. Tuned models and checkpoints are rows of a
+table. Ids are only looked up and never used as paths, so clients cannot reach unregistered folders. Calls block for
+milliseconds.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class ProtectedModel(UserError):
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """A model that can be deployed or trained.
+    """Model that can be deployed or trained.
 
     `folder` is a local folder or a Hugging Face name, `base` the id of the base model, `created_at` in Unix seconds.
-    A base model has no `job_id`. `owner` is the id of the key that made the job, None if it is unknown.
+    A base model has no `job_id`. `owner` is the id of the key that created the job, None if unknown.
     """
 
     id: str
@@ -57,13 +57,13 @@ class ModelRecord:
 
 
 class ModelCatalog(Protocol):
-    """The part of ModelRegistry that finds models."""
+    """Part of ModelRegistry that finds models."""
 
     def resolve(self, model_id: str) -> ModelRecord:
-        """The model of an id.
+        """Return the model with this id.
 
         Raises:
-            UserError: There is no such model.
+            UserError: The model does not exist.
         """
 
 
@@ -84,9 +84,9 @@ class _ModelRow(Base):
 
 
 class ModelRegistry:
-    """All models of a server. `aliases` maps the ids of base models to a folder or Hugging Face name.
+    """Registry of all models of a server. `aliases` maps the ids of base models to a folder or Hugging Face name.
 
-    An alias stands for its dated forms, too: `gpt-5` for `gpt-5-2025-08-07`.
+    An alias also stands for its dated names: `gpt-5` for `gpt-5-2025-08-07`.
     """
 
     def __init__(self, database: Database, aliases: Mapping[str, str], clock: Callable[[], float] = time.time) -> None:
@@ -125,10 +125,10 @@ class ModelRegistry:
             return row.record()
 
     def resolve(self, model_id: str) -> ModelRecord:
-        """The model of an id.
+        """Return the model with this id.
 
         Raises:
-            UnknownModel: There is no model of this id.
+            UnknownModel: No model has this id.
         """
         if named(model_id, self._aliases):
             return self._base_model(model_id)
@@ -139,17 +139,17 @@ class ModelRegistry:
             return row.record()
 
     def list(self) -> list[ModelRecord]:
-        """All models: base models with the known of their dated names, then tuned models, newest first."""
+        """Return all models: base models under their aliases and known dated names, then tuned models, newest first."""
         with self._database.session() as session:
             rows = session.scalars(select(_ModelRow).order_by(_ModelRow.created_at.desc(), _ModelRow.id.desc())).all()
             return [self._base_model(name) for name in with_snapshots(self._aliases)] + [row.record() for row in rows]
 
     def delete(self, model_id: str) -> None:
-        """Delete a tuned model's entry. Its folder is kept, because its job may resume from that checkpoint.
+        """Delete a tuned model's entry. Its folder stays, because its job may resume from that checkpoint.
 
         Raises:
-            UnknownModel: There is no model of this id.
-            ProtectedModel: It is a base model.
+            UnknownModel: No model has this id.
+            ProtectedModel: The model is a base model.
         """
         if named(model_id, self._aliases):
             raise ProtectedModel(f"The model '{model_id}' is a base model of this server and cannot be deleted.")
@@ -160,7 +160,7 @@ class ModelRegistry:
             session.delete(row)
 
     def _base_model(self, name: str) -> ModelRecord:
-        """The model of an alias or of a dated form of one, under the name that was asked for."""
+        """Return the model of an alias or of a dated name of an alias, under the requested name."""
         folder = self._aliases[named(name, self._aliases) or name]
         config = Path(folder) / "config.json"
         created = int(config.stat().st_mtime) if config.is_file() else 0  # unknown for a Hugging Face name
@@ -168,7 +168,7 @@ class ModelRegistry:
 
     def _unknown(self, model_id: str) -> UnknownModel:
         near = nearest(model_id, self._aliases)
-        meant = f"did you mean '{near}'? GET /v1/models lists" if near else "GET /v1/models lists"
+        hint = f"did you mean '{near}'? GET /v1/models lists" if near else "GET /v1/models lists"
         problem = f"The model '{model_id}' does not exist"
-        remedy = f"{meant} what there is; the operator adds a name below `aliases` in agent-rft.yaml"
+        remedy = f"{hint} all models; the operator can add a name under `aliases` in agent-rft.yaml"
         return UnknownModel(f"{problem}: {remedy}.", problem=problem, remedy=remedy)

@@ -1,12 +1,12 @@
-"""Secrets at rest: the headers of jobs in the database, and thoughts that clients keep for us between two requests.
+"""Secrets at rest: headers of jobs in the database, and reasoning that clients keep for us between two requests.
 
-One master secret, never in the database, from which HKDF derives a key for each purpose. A sealed text is
+HKDF derives a key for each purpose from one master secret, which is never in the database. A sealed string is
 
     v1.<id of the master secret>.<nonce and AES-256-GCM ciphertext, in URL-safe base64>
 
-and is bound to its purpose and its context (the job, or the API key that it was given to): it opens nowhere else.
+and is bound to its purpose and its context (the job, or the API key of the client): it cannot be opened for another.
 
-While the master secret is changed (`agent_rft.serve.stores.rotation`) there are two: the first one seals, both open.
+During a rotation (`agent_rft.serve.stores.rotation`) there are two master secrets: the first one seals, both open.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from agent_rft.rows.durable import sync_to_disk
 
 KEY_FILE = "secret.key"
 NEW_KEY_FILE = "secret.key.new"
-"""What the key file will be; only exists while it is being replaced."""
+"""Next version of the key file; exists only while the key file is being replaced."""
 VARIABLE, NEW_VARIABLE = "AGENT_RFT_SECRET_KEY", "AGENT_RFT_NEW_SECRET_KEY"
 MASTER_BYTES = 32
 VERSION = "v1"
@@ -44,16 +44,16 @@ Purpose = Literal["job", "reasoning"]
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """A master secret; `text` is its 32 bytes in URL-safe base64, and is not shown."""
+    """Master secret; `text` is its 32 bytes in URL-safe base64, which `repr` does not show."""
 
     text: str
 
     @classmethod
     def parsed(cls, text: str) -> Master:
-        """Read a master secret.
+        """Parse a master secret.
 
         Raises:
-            UserError: It is not 32 bytes in URL-safe base64.
+            UserError: `text` is not 32 bytes in URL-safe base64.
         """
         try:
             num_bytes = len(base64.b64decode(text, altchars=b"-_", validate=True))
@@ -72,11 +72,11 @@ class Master:
 
     @property
     def id(self) -> str:
-        """Names the secret and reveals nothing about it."""
-        return _derived(self.text, "id").hex()[:16]
+        """Id of the secret, which reveals nothing about it."""
+        return _derive_key(self.text, "id").hex()[:16]
 
     def cipher(self, purpose: Purpose) -> AESGCM:
-        return AESGCM(_derived(self.text, f"purpose/{purpose}"))
+        return AESGCM(_derive_key(self.text, f"purpose/{purpose}"))
 
     def __repr__(self) -> str:
         return f"Master({self.id})"
@@ -84,7 +84,7 @@ class Master:
 
 @dataclass(frozen=True, slots=True)
 class FixedSecrets:
-    """Secrets that do not change while the process runs, such as those of its environment."""
+    """Secrets that do not change while the process runs, such as secrets in environment variables."""
 
     masters: tuple[Master, ...]
 
@@ -94,7 +94,7 @@ class FixedSecrets:
 
 @dataclass(frozen=True, slots=True)
 class FileSecrets:
-    """The secrets in a file, one a line; read again each time, because `keys rotate-master` may have changed it."""
+    """Secrets in a file, one per line; read again each time, because `keys rotate-master` may have changed the file."""
 
     path: Path
 
@@ -102,19 +102,19 @@ class FileSecrets:
         """Return the secrets, at least one.
 
         Raises:
-            RftError: No secret exists, or a secret is invalid.
+            RftError: The file cannot be read, or a secret is missing or invalid.
         """
         try:
             lines = self.path.read_text().split()
         except OSError as error:
             raise RftError(
-                f"the secret key {self.path} cannot be read: {error.strerror}; if the server has it in {VARIABLE}, set "
-                "that"
+                f"the secret key {self.path} cannot be read: {error.strerror}. Make it readable, or set {VARIABLE} if "
+                "the server uses that."
             ) from None
         return tuple(Master.parsed(line) for line in lines or [""])
 
     def write(self, masters: tuple[Master, ...]) -> None:
-        """Replace the file's secrets, all or nothing, also if the machine fails; callers exclude each other."""
+        """Replace the file's secrets atomically, even if the machine crashes; callers must exclude each other."""
         temporary = self.path.with_name(NEW_KEY_FILE)
         temporary.unlink(missing_ok=True)
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -126,34 +126,34 @@ class FileSecrets:
 
 
 MasterSecrets = FixedSecrets | FileSecrets
-"""All master secrets that open; the first one seals."""
+"""All master secrets that can open a sealed string; the first one seals."""
 
 
 def secrets_of(folder: Path, environment: Mapping[str, str] = os.environ) -> MasterSecrets:
-    """The secrets in the environment, or else in the folder's key file, which may not exist yet.
+    """Return the secrets in the environment, or else in the folder's key file, which may not exist yet.
 
     Raises:
-        UserError: A secret in the environment is invalid, or there is only a new one.
+        UserError: A secret in the environment is invalid, or only the new secret is set.
     """
     if VARIABLE in environment:
         texts = [environment[name] for name in (NEW_VARIABLE, VARIABLE) if name in environment]
         return FixedSecrets(tuple(Master.parsed(text.strip()) for text in dict.fromkeys(texts)))
     if NEW_VARIABLE in environment:
-        raise UserError(f"{NEW_VARIABLE} is set, but {VARIABLE} is not: set both, or only the second one")
+        raise UserError(f"{NEW_VARIABLE} is set, but {VARIABLE} is not. Set both, or only {VARIABLE}.")
     return FileSecrets(folder / KEY_FILE)
 
 
 class SecretBox:
-    """Seals and opens texts with the master secrets of a server."""
+    """Factory of sealers, which use the master secrets of a server."""
 
     def __init__(self, secrets: MasterSecrets) -> None:
         self._secrets = secrets
 
     @classmethod
     def of_folder(cls, folder: Path, environment: Mapping[str, str] = os.environ) -> SecretBox:
-        """A box with the secret in the environment variable, or else in the folder's key file.
+        """Create a box with the secrets in the environment, or else in the folder's key file.
 
-        The file is created if it does not exist and is readable only by its owner.
+        The file is created if it does not exist, readable only by its owner.
 
         Raises:
             UserError: A secret is invalid.
@@ -165,13 +165,13 @@ class SecretBox:
         return cls(found)
 
     def sealer(self, purpose: Purpose, context: str) -> Sealer:
-        """Seals texts for a purpose and the job or key `context`."""
+        """Return the sealer for a purpose and a context, which is the id of a job or an API key."""
         return Sealer(self._secrets, purpose, context)
 
 
 @dataclass(frozen=True, slots=True)
 class Sealer:
-    """Seals texts that only a sealer of the same purpose and context opens."""
+    """Sealer of strings that only a sealer with the same purpose and context can open."""
 
     _secrets: MasterSecrets
     _purpose: Purpose
@@ -180,14 +180,14 @@ class Sealer:
     def seal(self, text: str) -> str:
         master = self._secrets.read()[0]
         head, nonce = head_of(master), os.urandom(NONCE_BYTES)
-        sealed = nonce + master.cipher(self._purpose).encrypt(nonce, text.encode(), self._bound(head))
+        sealed = nonce + master.cipher(self._purpose).encrypt(nonce, text.encode(), self._associated_data(head))
         return head + base64.urlsafe_b64encode(sealed).decode()
 
     def open(self, sealed: str) -> str:
-        """The text that was sealed.
+        """Return the text that was sealed.
 
         Raises:
-            CannotOpen: It was sealed with another secret, for something else, or was changed since.
+            CannotOpen: The text was sealed with another secret, purpose or context, or was changed since.
         """
         master = next((master for master in self._secrets.read() if sealed.startswith(head_of(master))), None)
         try:
@@ -196,30 +196,30 @@ class Sealer:
             head = head_of(master)
             data = base64.b64decode(sealed[len(head) :], altchars=b"-_", validate=True)
             nonce, text = data[:NONCE_BYTES], data[NONCE_BYTES:]
-            return master.cipher(self._purpose).decrypt(nonce, text, self._bound(head)).decode()
+            return master.cipher(self._purpose).decrypt(nonce, text, self._associated_data(head)).decode()
         except (InvalidTag, ValueError):
             raise CannotOpen(
-                "a stored secret cannot be decrypted: it was encrypted with a different key; restore the server's "
-                f"former key ({VARIABLE} or {KEY_FILE})"
+                "a stored secret cannot be decrypted: it was encrypted with a different key. Restore the server's "
+                f"previous key ({VARIABLE} or {KEY_FILE})."
             ) from None
 
-    def _bound(self, head: str) -> bytes:
+    def _associated_data(self, head: str) -> bytes:
         return "\0".join(("agent-rft", head, self._purpose, self._context)).encode()
 
 
 def head_of(master: Master) -> str:
-    """What all texts begin with that this secret sealed."""
+    """Return the prefix of all strings sealed with this secret."""
     return f"{VERSION}.{master.id}."
 
 
 @lru_cache(maxsize=16)
-def _derived(text: str, info: str) -> bytes:
+def _derive_key(text: str, info: str) -> bytes:
     hkdf = HKDF(SHA256(), length=32, salt=None, info=f"agent-rft/{VERSION}/{info}".encode())
     return hkdf.derive(base64.urlsafe_b64decode(text))
 
 
 def _create(path: Path) -> None:
-    """Create a key file, written whole and then linked: servers that start together all use the key of the first."""
+    """Create a key file atomically, by a link: servers that start concurrently all use the first one's key."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{KEY_FILE}.") as file:  # with mode 0600
         file.write(Master.generated().text.encode())

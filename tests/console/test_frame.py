@@ -54,7 +54,7 @@ def test_each_page_opens_by_its_address_without_a_complaint(opened: Open, site: 
         page.goto(f"{site.url}{address}")
         assert shown(page).locator("h1").inner_text() != "", address
     page.goto(f"{site.url}#/no/such/page")
-    assert "There is no such page" in shown(page).inner_text()
+    assert "This page does not exist" in shown(page).inner_text()
 
 
 def test_on_a_phone_no_page_is_wider_than_the_screen(opened: Open, site: Site) -> None:
@@ -99,7 +99,7 @@ def test_the_keyboard_reaches_the_pages_and_colours_are_kept(opened: Open, site:
     page.keyboard.press("Enter")
     page.wait_for_url("**/#/jobs")
     page.locator("main:focus").wait_for()  # so that a screen reader reads the new page
-    page.get_by_label("Colours").select_option("dark")
+    page.get_by_label("Colors").select_option("dark")
     page.reload()
     page.get_by_role("navigation").wait_for()
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"

@@ -49,12 +49,12 @@ def test_the_list_shows_state_progress_and_the_reward_against_before(opened: Ope
     assert page.get_by_role("listitem").count() == 1
     assert "training_file: line 7 has no messages" in page.get_by_role("listitem").inner_text()
     page.get_by_role("link", name="first-try").click()
-    page.get_by_text("No step is done yet.").wait_for()
+    page.get_by_text("No step has finished yet.").wait_for()
 
 
 def test_a_bend_in_a_curve_leads_to_the_rollouts_of_its_step(opened: Open, site: Site, jobs: dict[str, str]) -> None:
     page = opened(f"#/jobs/{jobs['ledger-done']}")
-    page.get_by_role("heading", name="Is it learning?").wait_for()
+    page.get_by_role("heading", name="Learning").wait_for()
     assert page.locator("figure.chart").count() >= 12
     reward = page.get_by_role("application", name="Reward. train", exact=False)
     assert "validation" in reward.get_attribute("aria-label") and "held-out grader" in reward.get_attribute(
@@ -164,8 +164,8 @@ def test_a_key_that_may_only_read_sees_no_records_of_others_and_changes_nothing(
     with state_of(site) as state:
         token = state.keys.create("reader", ["read"])[1]
     page = opened(f"#/jobs/{jobs['ledger-paused']}", token=token)
-    page.get_by_text("Another key made this job.").wait_for()
+    page.get_by_text("This job belongs to another key.").wait_for()
     assert page.get_by_role("button", name="Resume").count() == 0
-    assert "scope write" in tab(page, "Try").inner_text()
+    assert "write scope" in tab(page, "Try").inner_text()
     page.goto(f"{site.url}#/jobs/ftjob-gone")
     page.get_by_role("alert").get_by_text("No such fine-tuning job").wait_for()

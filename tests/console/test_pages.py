@@ -28,10 +28,10 @@ def rows(folder: Path, *lines: str) -> Path:
 
 def fill_in(page: Any, file: Path) -> None:
     """Upload the rows and choose the model: the least that a job needs beside what the form begins with."""
-    page.get_by_label("File with one JSON object a line").set_input_files(file)
+    page.get_by_label("File with one JSON object per line").set_input_files(file)
     page.get_by_text("required key is missing").first.wait_for()
     page.get_by_label("model (required)").select_option("gpt-5")
-    page.get_by_text("The form has no mistakes").wait_for()
+    page.get_by_text("The form has no problems").wait_for()
 
 
 def test_a_job_is_checked_beside_the_form_and_created(opened: Open, site: Site, tmp_path: Path) -> None:
@@ -43,12 +43,12 @@ def test_a_job_is_checked_beside_the_form_and_created(opened: Open, site: Site, 
     page.get_by_role("button", name="seed").click()  # leads from the list to its field
     assert page.evaluate("document.activeElement.value") == "x"
     page.get_by_label("seed").fill("7")
-    page.get_by_text("The form has no mistakes").wait_for()
+    page.get_by_text("The form has no problems").wait_for()
     page.get_by_role("button", name="Create job").click()
     page.get_by_role("button", name="training_file, line 11").wait_for()
     assert "#/jobs/new" in page.url
-    page.get_by_label("File with one JSON object a line").set_input_files(rows(tmp_path, *[ROW] * 11))
-    page.get_by_text("The form has no mistakes").wait_for()
+    page.get_by_label("File with one JSON object per line").set_input_files(rows(tmp_path, *[ROW] * 11))
+    page.get_by_text("The form has no problems").wait_for()
     page.get_by_role("tab", name="JSON").click()
     assert json.loads(page.get_by_role("textbox", name="Request").input_value())["seed"] == 7
     page.get_by_role("button", name="Create job").click()
@@ -60,7 +60,7 @@ def test_a_look_before_training_is_begun_by_the_form_and_cancelled(opened: Open,
     page = opened("#/jobs/new")
     fill_in(page, rows(tmp_path, *[ROW] * 12))
     with page.expect_request("**/jobs/check?samples=8"):  # so that a look over the operator's limit is not created
-        page.get_by_role("button", name="Look before training").click()
+        page.get_by_role("button", name="Check readiness").click()
     page.wait_for_url("**/#/readiness/ftready-*")
     page.get_by_role("button", name="cancel").click()
     page.get_by_text("The job was cancelled").wait_for()
@@ -79,7 +79,7 @@ def test_a_copied_request_names_the_secrets_that_are_missing(opened: Open, site:
     body = raw_job(tools=[tool]) | {"model": "gpt-5", "training_file": made["id"], "integrations": [tracker]}
     job = page.request.post(f"{site.url}v1/fine_tuning/jobs", headers=headers, data=body).json()
     page.goto(f"{site.url}#/jobs/new?from={job['id']}")
-    page.get_by_text("1 secret that it does not show must be given again").wait_for()
+    page.get_by_text("1 secret must be entered again").wait_for()
     assert page.get_by_label("server_url").first.input_value() == "https://tools.example/"
     page.get_by_role("tab", name="JSON").click()
     assert json.loads(page.get_by_role("textbox", name="Request").input_value())["integrations"] == [tracker]
@@ -92,7 +92,7 @@ def test_two_evaluations_are_chosen_and_compared(opened: Open, site: Site) -> No
         box.get_by_label("Job").select_option(site.job)
         box.get_by_label("Evaluation").select_option(name)
     page.get_by_role("heading", name="test-after against test-before").wait_for()
-    assert page.get_by_role("table", name="What has changed").get_by_role("row").count() == 7
+    assert page.get_by_role("table", name="Changes with 95 % intervals").get_by_role("row").count() == 7
     page.get_by_label("Only rows with this text").fill("company 3")
     assert page.get_by_role("table", name="Compared rows").get_by_role("row").count() == 2
     link = page.get_by_role("link", name="Rollout of row").first
@@ -105,12 +105,12 @@ def test_two_evaluations_are_chosen_and_compared(opened: Open, site: Site) -> No
 
 def test_a_page_asks_again_when_a_busy_server_said_to(opened: Open, site: Site) -> None:
     page = opened("#/compare")
-    busy = {"error": {"message": "Not ready: another comparison is being made.", "type": "server_error"}}
+    busy = {"error": {"message": "Not ready: another comparison is running.", "type": "server_error"}}
     headers = {"Retry-After": "1"}
     page.route("**/comparison?*", lambda route: route.fulfill(status=503, headers=headers, json=busy), times=1)
     sides = f"{site.job}:test-before,{site.job}:test-after"
     page.goto(f"{site.url}#/compare?sides={sides}")
-    page.get_by_text("another comparison is being made").wait_for()
+    page.get_by_text("another comparison is running").wait_for()
     page.get_by_role("heading", name="test-after against test-before").wait_for()
 
 
@@ -139,7 +139,7 @@ def test_the_fleet_says_who_waits_for_whom(opened: Open, site: Site) -> None:
         for left_running in store.with_status("running"):  # by tests of other files
             store.move(left_running.id, "cancelled")
     page.goto(f"{site.url}#/fleet")
-    page.get_by_text("No job runs now.").wait_for()
+    page.get_by_text("No job is running.").wait_for()
 
 
 def test_a_key_is_shown_once_and_revoked(opened: Open, site: Site) -> None:
@@ -150,7 +150,7 @@ def test_a_key_is_shown_once_and_revoked(opened: Open, site: Site) -> None:
     page.get_by_role("button", name="Create").click()
     made = page.locator("[data-key]").inner_text()
     reader = opened("#/keys", token=made)
-    reader.get_by_text("Only admins see keys.").wait_for()
+    reader.get_by_text("Only admins can see keys.").wait_for()
     page.get_by_role("button", name="Done").click()
     assert page.get_by_text(made).count() == 0
     page.get_by_role("button", name="Revoke ci").click()
@@ -162,7 +162,7 @@ def test_a_key_whose_number_fields_were_emptied_works_until_it_is_revoked(opened
     page = opened("#/keys")
     page.get_by_role("button", name="New key").click()
     page.get_by_label("Name").fill("forever")
-    page.get_by_label("Works for days").fill("")
+    page.get_by_label("Lifetime in days").fill("")
     page.get_by_label("Requests per minute").fill("5")
     page.get_by_label("Requests per minute").fill("")
     page.get_by_role("button", name="Create").click()
@@ -174,7 +174,7 @@ def test_a_key_whose_number_fields_were_emptied_works_until_it_is_revoked(opened
 def test_models_are_filtered_and_tried(opened: Open) -> None:
     page = opened("#/models")
     page.get_by_label("Only models with this text").fill("gpt-5")
-    page.get_by_role("button", name="How to use gpt-5", exact=True).click()
+    page.get_by_role("button", name="Show usage of gpt-5", exact=True).click()
     assert '"model":"gpt-5"' in page.get_by_role("dialog").inner_text()
     page.keyboard.press("Escape")
     page.get_by_role("dialog").wait_for(state="hidden")

@@ -45,7 +45,7 @@ def test_a_rollout_is_read_as_a_conversation(opened: Open, site: Site) -> None:
     text = page.locator("main").inner_text()
     assert "what was net income of company 0" in text and "→ " in text and "vorzen/2013/income" in text
     assert "brevity" in text and "policy version" in text and "I look at" not in text
-    page.locator("summary", has_text="Thoughts").first.click()
+    page.locator("summary", has_text="Reasoning").first.click()
     assert "I look at" in page.locator(".trace").inner_text()
     page.locator("summary", has_text="Tokens").first.click()
     page.locator(".token").nth(3).click()
@@ -88,7 +88,7 @@ def test_a_row_is_followed_through_the_steps(opened: Open, site: Site) -> None:
     slider.wait_for()
     slider.press("Home")
     page.get_by_role("heading", name="test before 1 of 7").wait_for()
-    page.get_by_role("button", name="After").click()
+    page.get_by_role("button", name="Next").click()
     page.get_by_role("heading", name="validation at step 0 2 of 7").wait_for()
     assert "file=validation-000000" in page.url
     page.get_by_label("sample 1, reward").click()

@@ -36,7 +36,7 @@ def create_by_form(page: Any, request: Mapping[str, Any], rows: Path) -> str:
         rows: A file to upload, before that of the request is chosen.
     """
     page.get_by_role("link", name="New job").click()
-    page.get_by_label("File with one JSON object a line").set_input_files(rows)
+    page.get_by_label("File with one JSON object per line").set_input_files(rows)
     page.get_by_label("model (required)").select_option(request["model"])
     files = page.get_by_label("training_file (required)")
     files.locator("option:checked", has_text=rows.name).wait_for(state="attached")  # an upload is chosen when it ends
@@ -45,7 +45,7 @@ def create_by_form(page: Any, request: Mapping[str, Any], rows: Path) -> str:
     box = page.get_by_role("textbox", name="Request")
     assert json.loads(box.input_value())["training_file"] == request["training_file"]
     box.fill(json.dumps(request))
-    page.get_by_text("The form has no mistakes").wait_for()
+    page.get_by_text("The form has no problems").wait_for()
     page.get_by_role("button", name="Create job").click()
     page.wait_for_url("**/#/jobs/ftjob-*")
     return str(page.url.rpartition("/")[2])

@@ -1,1 +1,1 @@
-"""The processes of an API job, driver and check, the check of a draft, and what connects them to the store."""
+"""Processes of an API job (driver, job check, check before creation) and their connection to the store."""

@@ -1,6 +1,6 @@
-"""The process that validates a job: its limits, how it is run, and what its end means.
+"""Process that checks a job, with limits on its CPU time and memory.
 
-Rows, schemas and graders are their users' input: what they cost is the job's, never the server's.
+Rows, schemas and graders are user input, so checking them must not use up the server's resources.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from agent_rft.errors import Problem, RftError
 from agent_rft.serve.jobs.problems import how_it_ended, see_log
 
 CPU_S = 300
-"""Processor seconds of a check: 50,000 rows take one minute."""
+"""CPU seconds of a check; 50,000 rows take one minute."""
 MEMORY_BYTES = 8 << 30
-"""Memory of a check: rows of 512 MB, the largest file, take half of it."""
+"""Memory of a check; 512 MB of rows, the largest file, take half of it."""
 OUT_OF_MEMORY = 4
-"""The exit code of a check that exceeded MEMORY_BYTES."""
+"""Exit code of a check that exceeded MEMORY_BYTES."""
 
 
 async def run_check(
     command: Sequence[str], environment: Mapping[str, str], job_id: str | None, output: Path, given: bytes = b""
 ) -> list[Problem]:
-    """Run the command, with `--check FILE` added, and return the problems that it wrote; ends it when cancelled.
+    """Run `command` with `--check FILE` added, and return the problems that it wrote. Kill it if cancelled.
 
-    It reads `given`; its output is appended to the file `output`. `job_id` is None if there is no job yet.
+    It reads `given` from stdin and appends its output to the file `output`. `job_id` is None if there is no job yet.
 
     Raises:
         RftError: The check exceeded a limit, or failed.
@@ -53,15 +53,15 @@ async def run_check(
             with suppress(ProcessLookupError):
                 process.kill()
         if code != 0 or not out.exists():
-            raise RftError(_reason(code, job_id))
+            raise RftError(_describe_failure(code, job_id))
         return [Problem(**problem) for problem in json.loads(out.read_text())]
 
 
-def _reason(code: int, job_id: str | None) -> str:
-    remedy = "use fewer or smaller rows, tools and schemas"
+def _describe_failure(code: int, job_id: str | None) -> str:
+    fix = "use fewer or smaller rows, tools and schemas"
     if code == -signal.SIGXCPU:
-        return f"checking the job took more than {CPU_S} s of a processor: {remedy}"
+        return f"the job check used more than {CPU_S} s of CPU time; {fix}"
     if code == OUT_OF_MEMORY:
-        return f"checking the job took more than {MEMORY_BYTES >> 30} GiB of memory: {remedy}"
-    why = f"the check of the job failed: {how_it_ended(code)}"
+        return f"the job check used more than {MEMORY_BYTES >> 30} GiB of memory; {fix}"
+    why = f"the job check failed: {how_it_ended(code)}"
     return why if job_id is None else see_log(why, job_id)

@@ -1,8 +1,8 @@
-"""Checks a job before it is created, for its author: the files, model, tools and graders are read, nothing is called.
+"""Check of a job before its creation: reads the files, model, tools and graders, but calls no endpoint.
 
     python -m agent_rft.serve.jobs.processes.draft --settings FILE --check OUT < DRAFT
 
-It runs in a process of its own, as the validation of a job does: rows and schemas are their users' input.
+It runs in a separate process, like the check of a created job, because rows and schemas are user input.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from agent_rft.spec.job import FILES, JobSpec
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A request whose form is right: the specification with its secrets, and what the request calls its model.
+    """Valid request without a job: the specification as JSON with its secrets, and the model's id in the request.
 
-    `samples` are the draws of each row if it is to be looked at before training, None if it is to be trained.
+    `samples` is the rollouts per row of a readiness check; None if the request is for training.
     """
 
     spec: str
@@ -40,7 +40,7 @@ class Draft:
 
 
 def check(server: Server, draft: Draft) -> list[Problem]:
-    """The problems of a draft as clients see them.
+    """Return the problems with a draft as clients see them.
 
     Raises:
         UserError: A file no longer exists.
@@ -55,9 +55,9 @@ def check(server: Server, draft: Draft) -> list[Problem]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Check a job of a server that is not created; reads it from stdin.")
+    parser = argparse.ArgumentParser(description="Check a server's job before its creation; reads it from stdin.")
     parser.add_argument("--settings", type=Path, required=True)
-    parser.add_argument("--check", type=Path, required=True, help="write the problems to this file")
+    parser.add_argument("--check", type=Path, required=True, help="file to write the problems to")
     options = parser.parse_args()
     limit_process(CPU_S, MEMORY_BYTES)
     server = Server(DriverSettings.read(options.settings))

@@ -1,12 +1,12 @@
-"""The driver of one job of a server, run as a Ray job.
+"""Driver of one job of a server, run as a Ray job.
 
     python -m agent_rft.serve.jobs.processes.driver --settings FILE --job ID --attempt N   # trains
-    python -m agent_rft.serve.jobs.processes.driver --settings FILE --job ID --check OUT   # validates, outside the API
+    python -m agent_rft.serve.jobs.processes.driver --settings FILE --job ID --check OUT   # checks, outside the API
 
-The store decides: a driver works while its job is `running` and it is the job's latest driver, which it checks every
-few seconds. If the job is paused, the driver saves a checkpoint and exits; otherwise it exits at once. Exit code 0
-means that the store has the outcome. After any other exit the driver is lost and the job resumes from its last
-checkpoint.
+A driver works while its job is `running` in the store and it is the job's latest driver. It checks both every few
+seconds. If the job is paused, the driver saves a checkpoint and exits; otherwise it exits immediately. Exit code 0
+means that the store has the outcome. After any other exit code the driver counts as lost, and the job resumes from its
+last checkpoint.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from agent_rft.spec.job import JobSpec
 
 HEARTBEAT_S = 2.0
 LOST = 3
-"""The exit code of a driver whose job another driver should continue."""
+"""Exit code of a driver whose job another driver should continue."""
 
 
 async def check(server: Server, job_id: str) -> list[Problem]:
-    """The problems of a job as clients see them, printed as they are; calls its endpoints."""
+    """Check a job, which calls its endpoints. Print the problems unchanged, and return them as clients see them."""
     record = server.store.get(job_id)
     spec, settings = server.spec(record), server.settings
     validation = None if spec.validation_file is None else Path(spec.validation_file)
@@ -77,7 +77,7 @@ async def check(server: Server, job_id: str) -> list[Problem]:
 
 
 async def drive(server: Server, job_id: str, attempt: int) -> int:
-    """Train a job and return the exit code."""
+    """Train a job or run its readiness check, and return the exit code."""
     store, settings = server.store, server.settings
     if store.heartbeat(job_id, attempt) != "running":
         return 0
@@ -91,19 +91,19 @@ async def drive(server: Server, job_id: str, attempt: int) -> int:
     loop = asyncio.get_running_loop()
     ended = threading.Event()
 
-    def obey(status: JobStatus | None) -> None:
-        loop.call_soon_threadsafe(_obey, training, status)
+    def on_status(status: JobStatus | None) -> None:
+        loop.call_soon_threadsafe(_apply_status, training, status)
 
-    beats = partial(_beat, server, job_id, attempt, ended, obey)
-    threading.Thread(target=beats, daemon=True, name="heartbeat").start()
+    heartbeats = partial(_send_heartbeats, server, job_id, attempt, ended, on_status)
+    threading.Thread(target=heartbeats, daemon=True, name="heartbeat").start()
     try:
         outcome, found = await training
         await asyncio.to_thread(sink.close)
         if found is not None:
-            await asyncio.to_thread(_judged, server, record, attempt, folder, found)
+            await asyncio.to_thread(_store_findings, server, record, attempt, folder, found)
         elif outcome == "done":
             await asyncio.to_thread(_succeed, server, record, attempt, sink, folder)
-        return 0 if outcome == "done" else _stopped(server, job_id, attempt)
+        return 0 if outcome == "done" else _finish_stopped(server, job_id, attempt)
     except asyncio.CancelledError:
         return 0
     except (LearnerFailed, FolderOwned, FolderLost) as error:
@@ -122,10 +122,10 @@ async def drive(server: Server, job_id: str, attempt: int) -> int:
 async def _run(
     server: Server, record: JobRecord, job: JobSpec, folder: Path, sink: StoreSink
 ) -> tuple[Outcome, Readiness | None]:
-    """Train the job, or look at it; what is in its folder is gone on with.
+    """Train the job, or run its readiness check. Resumes from the state in `folder`.
 
     Raises:
-        FolderOwned: The driver before has not ended.
+        FolderOwned: The previous driver has not exited.
     """
     address = server.settings.ray_address()
     claimed = await claim_run_soon(folder, NEEDED_TO_STOP_S, partial(print, flush=True))
@@ -142,25 +142,25 @@ async def _run(
 # -- the state in the store --------------------------------------------------------------------------------------------
 
 
-def _beat(
-    server: Server, job_id: str, attempt: int, ended: threading.Event, obey: Callable[[JobStatus | None], object]
+def _send_heartbeats(
+    server: Server, job_id: str, attempt: int, ended: threading.Event, on_status: Callable[[JobStatus | None], object]
 ) -> None:
-    """Send heartbeats, in a thread: an event loop that reads a large file is blocked, but the driver does not hang."""
+    """Send heartbeats from a thread, because reading a large file blocks the event loop of a healthy driver."""
     logs = JobLogs(Path(server.settings.folder))
     while not ended.wait(HEARTBEAT_S):
         logs.bound(job_id, attempt)
         try:
             status = server.store.heartbeat(job_id, attempt)
-        except DatabaseError:  # such as during a restart: the manager cannot read heartbeats either
+        except DatabaseError:  # the database restarts, for example; the manager cannot read heartbeats either
             continue
         if status != "running":
-            obey(status)
+            on_status(status)
             return
 
 
-def _obey(training: asyncio.Task[tuple[Outcome, Readiness | None]], status: JobStatus | None) -> None:
+def _apply_status(training: asyncio.Task[tuple[Outcome, Readiness | None]], status: JobStatus | None) -> None:
     if status in PAUSING:
-        os.kill(os.getpid(), signal.SIGTERM)  # the first one ends a run cleanly: see agent_rft.cluster.run.signals
+        os.kill(os.getpid(), signal.SIGTERM)  # the first SIGTERM ends a run cleanly: see agent_rft.cluster.run.signals
     else:
         training.cancel()
 
@@ -176,18 +176,18 @@ def _succeed(server: Server, record: JobRecord, attempt: int, sink: StoreSink, f
         server.store.move(
             record.id, "succeeded", attempt=attempt, fine_tuned_model=model, result_files=[results], last_words=None
         )
-    except IllegalMove:  # it was just cancelled
+    except IllegalMove:  # a client has just cancelled the job
         return
     server.store.add_event(record.id, "info", f"New fine-tuned model created: {model}")
     server.store.add_event(record.id, "info", "The job has successfully completed")
 
 
-def _judged(server: Server, record: JobRecord, attempt: int, folder: Path, found: Readiness) -> None:
+def _store_findings(server: Server, record: JobRecord, attempt: int, folder: Path, found: Readiness) -> None:
     results = [
         server.keep_result(path.name, path.read_bytes(), record.owner)
         for path in (folder / "readiness.json", page_of(folder))
     ]
-    with suppress(IllegalMove):  # it was just cancelled
+    with suppress(IllegalMove):  # a client has just cancelled the job
         server.store.move(
             record.id,
             "succeeded",
@@ -198,7 +198,7 @@ def _judged(server: Server, record: JobRecord, attempt: int, folder: Path, found
         )
 
 
-def _stopped(server: Server, job_id: str, attempt: int) -> int:
+def _finish_stopped(server: Server, job_id: str, attempt: int) -> int:
     if server.store.heartbeat(job_id, attempt) in PAUSING:
         server.store.add_event(job_id, "info", "The job is paused; its resources are free")
         return 0
@@ -214,22 +214,22 @@ def _fail(server: Server, job_id: str, attempt: int, error: JobError) -> None:
     server.store.add_event(job_id, "error", f"The job failed: {error.message}")
 
 
-def _bug(error: Exception, job_id: str) -> JobError:
-    message = see_log("the driver ended by a bug, or by something that no check foresaw", job_id)
+def _unexpected_error(error: Exception, job_id: str) -> JobError:
+    message = see_log("the driver failed with an unexpected error", job_id)
     return JobError("internal_error", message, log=str(plain(f"{type(error).__name__}: {error}")))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train one job of a server, or validate it with --check.")
+    parser = argparse.ArgumentParser(description="Train one job of a server, or check it with --check.")
     parser.add_argument("--settings", type=Path, required=True)
     parser.add_argument("--job", required=True)
     parser.add_argument("--attempt", type=int, default=0)
-    parser.add_argument("--check", type=Path, help="only validate the job, and write its problems to this file")
+    parser.add_argument("--check", type=Path, help="file to write problems to; the job is only checked")
     options = parser.parse_args()
     if options.check is not None:
         limit_process(CPU_S, MEMORY_BYTES)
     open_standard_files()
-    drop_lost_output("stdout")  # the disk of its output may be full
+    drop_lost_output("stdout")  # the disk that holds the output may be full
     drop_lost_output("stderr")
     server = Server(DriverSettings.read(options.settings))
     try:
@@ -243,7 +243,9 @@ def main() -> None:
         traceback.print_exc()
         if options.check is not None:
             sys.exit(OUT_OF_MEMORY if isinstance(error, MemoryError) else 1)
-        found = error_of(error, options.job, {}) if isinstance(error, RftError) else _bug(error, options.job)
+        found = (
+            error_of(error, options.job, {}) if isinstance(error, RftError) else _unexpected_error(error, options.job)
+        )
         _fail(server, options.job, options.attempt, found)
         code = 0
     finally:

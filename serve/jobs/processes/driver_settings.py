@@ -1,6 +1,6 @@
-"""The settings that a server passes to its drivers, which are separate processes, possibly on other nodes.
+"""Settings that a server passes to its drivers, which are separate processes, possibly on other nodes.
 
-They are written to a file that only the server's user can read, because command lines are visible to everyone and the
+They are written to a file that only the server's user can read. Command lines are visible to all users, and the
 database URL may contain a password. The folder must have the same path on every node that runs drivers.
 """
 
@@ -34,15 +34,15 @@ RESULT_PURPOSE = "fine-tune-results"
 
 @dataclass(frozen=True, slots=True)
 class DriverSettings:
-    """What a driver needs to open the server's state and connect to its cluster.
+    """Settings that a driver needs to open the server's state and connect to its cluster.
 
     Attributes:
         folder: The server's folder.
         database: URL of the database.
-        files: An fsspec URL; None means the subfolder `files`.
+        files: Folder of the files, as an fsspec URL; None means the subfolder `files`.
         config: Path of the operator's configuration file.
         organization: Part of the ids of tuned models.
-        address: The Ray cluster, used if Ray does not set RAY_ADDRESS; None starts a local one.
+        address: Address of the Ray cluster if Ray does not set RAY_ADDRESS; None starts a local cluster.
     """
 
     folder: str
@@ -57,11 +57,11 @@ class DriverSettings:
         return Path(self.folder) / "runs"
 
     def ray_address(self) -> str | None:
-        """The cluster's address; Ray passes it to its jobs as an environment variable."""
+        """Return the cluster's address, which Ray passes to its jobs as an environment variable."""
         return variable(os.environ, "RAY_ADDRESS") or self.address
 
     def write(self) -> Path:
-        """Write the settings to a file in the server's folder, replacing it atomically; returns its path."""
+        """Atomically write the settings to a file in the server's folder, and return its path."""
         path = Path(self.folder) / SETTINGS_FILE
         temporary = path.with_suffix(f".{secrets.token_hex(8)}")
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -76,7 +76,7 @@ class DriverSettings:
 
 
 class Server:
-    """The server's state, opened by a driver."""
+    """State of the server, opened by a driver."""
 
     def __init__(self, settings: DriverSettings) -> None:
         folder = Path(settings.folder)
@@ -89,16 +89,16 @@ class Server:
         self._box = SecretBox.of_folder(folder)
 
     def spec(self, record: JobRecord) -> JobSpec:
-        """The job's decrypted specification, with the ids of its files replaced by paths.
+        """Return the job's decrypted specification, with file ids replaced by paths.
 
         Raises:
-            UserError: A file no longer exists, the secrets were encrypted with another key, or the job is of a form
-                that this version cannot read.
+            UserError: A file no longer exists, the secrets were encrypted with another key, or this version cannot
+                read the job's schema.
         """
-        return self.with_paths(without_todays_bounds(json.loads(self._opened(record)), "the job")[0])
+        return self.with_paths(without_todays_bounds(json.loads(self._open_spec(record)), "the job")[0])
 
     def with_paths(self, spec: JobSpec) -> JobSpec:
-        """The specification with the ids of its files replaced by paths.
+        """Return the specification with file ids replaced by paths.
 
         Raises:
             UserError: A file no longer exists.
@@ -106,26 +106,26 @@ class Server:
         ids = {name: getattr(spec, name) for name in FILES}
         return spec.model_copy(update={name: str(self.files.path(id)) for name, id in ids.items() if id is not None})
 
-    def _opened(self, record: JobRecord) -> str:
+    def _open_spec(self, record: JobRecord) -> str:
         sealer = self._box.sealer("job", record.id)
         try:
             return sealer.open(record.sealed_spec)
-        except CannotOpen:  # it may have been sealed again since the record was read
+        except CannotOpen:  # a key rotation may have sealed the job again since the record was read
             return sealer.open(self.store.get(record.id).sealed_spec)
 
     def names(self, record: JobRecord) -> dict[str, str]:
-        """What clients of a job call what is a path here, for messages."""
+        """Return the names that clients of a job see instead of paths, by path."""
         run = {str(self.settings.runs / record.id): "the run"}
         return run | self.names_in(self.spec(record), record.model, {name: getattr(record, name) for name in FILES})
 
     def names_in(self, spec: JobSpec, model: str, ids: Mapping[str, str | None]) -> dict[str, str]:
-        """What clients call the paths of a specification: the model by its id, and the files by `ids`."""
+        """Return names for the paths in a specification, by path: the model's id, and the file ids in `ids`."""
         files = {path: id for name in FILES if (path := getattr(spec, name)) and (id := ids[name])}
         models = {spec.model: model} if spec.model.startswith("/") else {}
         return models | files | {self.settings.folder: "the server's folder"}
 
     def keep_result(self, filename: str, content: bytes, owner: str) -> str:
-        """Store a result file, which belongs to the job's owner; returns its id."""
+        """Store a result file that belongs to the job's owner, and return its id."""
 
         async def stream() -> AsyncIterator[bytes]:
             yield content

@@ -1,7 +1,7 @@
-"""Writes a running job of a server to its store: events, metrics, checkpoints, progress.
+"""Sink that writes events, metrics, checkpoints and progress of a running job to the server's store.
 
 One thread does all writes in order, so that training never waits for the database. Events arrive redacted. The
-checkpoints in the store mirror those on disk.
+checkpoints in the store mirror the checkpoints on disk.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ RETRYING = Retrying(
     wait=wait_exponential(0.1, max=5),
     reraise=True,
 )
-"""How long a write is retried while the database is unavailable; then it is dropped and training continues."""
+"""Retries of a write while the database is unavailable; after them the write is dropped and training continues."""
 STEPS_FOR_ESTIMATE = 20
 PROGRESS_EVERY_S = 30.0
 
 
 class StoreSink:
-    """A Watch (cluster/run/sinks/stream.py) of one driver. `name` maps a step to a model name, None to the final one.
+    """Watch (cluster/run/sinks/stream.py) of one driver. `name` maps a step, or None at the end, to a model name.
 
-    Clients read what it writes: texts of events that are private to the operator are left out, and each path in `names`
-    is replaced by its name.
+    Clients read what it writes. Event fields that only the operator may see are therefore left out, and each path in
+    `names` is replaced by its name.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class StoreSink:
         self._final_step: int | None = None
         self._times: list[float] = []
         self._progressed_at = 0.0
-        """Unix seconds of the last event that clients got."""
+        """Unix seconds of the last event written for clients."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="job-sink")
 
     # -- Watch ---------------------------------------------------------------------------------------------------------
@@ -99,34 +99,34 @@ class StoreSink:
             case RolloutsProgressed() if event.time < self._progressed_at + PROGRESS_EVERY_S:
                 return
             case JobEnded() | RolloutDiscarded() | PhaseBegan(quiet=True):
-                return  # the job's state has the outcome; the others are too many for a list of events
+                return  # the job's state shows the outcome; the other events are too many for the job's event list
         if isinstance(event.event, EarlyStopped):
             self._final_step = event.event.best_step
         self._progressed_at = event.time
         message, data = hide([*public_texts(event)], self._names)
         data = {"kind": event.kind, "version": event.version, "step": event.step, **data}
-        self._later(lambda: self._store.add_event(self._job_id, event.level, message, data=data))
+        self._enqueue_write(lambda: self._store.add_event(self._job_id, event.level, message, data=data))
         if isinstance(event.event, CheckpointSaved):
-            self._later(self.sync_checkpoints)
+            self._enqueue_write(self.sync_checkpoints)
 
     def _step_done(self, event: RunEvent, metrics: dict[str, float]) -> None:
         self._progressed_at = event.time
         data, message = wire_data(metrics), message_of(metrics)
-        self._later(
+        self._enqueue_write(
             lambda: self._store.add_event(self._job_id, "info", message, type="metrics", data=data),
         )
         self._times = [*self._times, metrics.get("time_step_s", 0.0)][-STEPS_FOR_ESTIMATE:]
         left_s = (metrics["total_steps"] - metrics["step"]) * median(self._times)
         finish = time.time() + left_s
-        self._later(lambda: self._store.note(self._job_id, self._attempt, estimated_finish=finish))
+        self._enqueue_write(lambda: self._store.note(self._job_id, self._attempt, estimated_finish=finish))
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def sync_checkpoints(self) -> None:
-        """Make the store's checkpoints and their models those on disk that are offered.
+        """Make the store's checkpoints and models match the checkpoints on disk that are offered as models.
 
-        A checkpoint's row is added after its model and dropped after it, so that a call that a lost connection
-        interrupted can be repeated.
+        A checkpoint's row is added after its model and deleted after its model, so that a call can be repeated if the
+        connection was lost.
         """
         on_disk = checkpoints_in(self._checkpoints)
         kept = {state.step: (path, state) for path, state in on_disk if state.offered}
@@ -147,9 +147,9 @@ class StoreSink:
                 self._store.add_checkpoint(self._job_id, step, self._name(step), shown)
 
     def register_final(self) -> str | None:
-        """Make the last checkpoint the tuned model and return its name, or None if there is no checkpoint.
+        """Register the last checkpoint as the tuned model and return its name; None if there is no checkpoint.
 
-        Of a job that has stopped early, it is the best one.
+        A job that stopped early uses its best checkpoint.
         """
         offered = {state.step: path for path, state in checkpoints_in(self._checkpoints) if state.offered}
         if not offered:
@@ -159,14 +159,14 @@ class StoreSink:
         return self._name(None)
 
     def _forget(self, model: str) -> None:
-        with suppress(UserError):  # a client has deleted it already
+        with suppress(UserError):  # a client has already deleted the model
             self._registry.delete(model)
 
     def close(self) -> None:
         """Wait for all pending writes."""
         self._writer.shutdown(wait=True)
 
-    def _later(self, write: Callable[[], Any]) -> None:
+    def _enqueue_write(self, write: Callable[[], Any]) -> None:
         def guarded() -> None:
             try:
                 RETRYING(write)
@@ -180,7 +180,7 @@ class StoreSink:
 
 
 def public_texts(event: RunEvent) -> tuple[str, dict[str, Any]]:
-    """The event's message and data as clients see them."""
+    """Return the event's message and data as clients see them."""
     if event.event is None or not event.event.PRIVATE:
         return event.message, event.data
     private = event.event.PRIVATE

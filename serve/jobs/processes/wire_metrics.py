@@ -1,7 +1,7 @@
-"""A job's metrics under the names of the wire contract: metrics events, checkpoints, the result file.
+"""Metrics of a job under the wire contract's names, for metrics events, checkpoints and the result file.
 
-All metrics of `agent_rft.metrics` are kept under their own names too, next to the contract's. One that was not
-measured is left out or null, never 0.
+All metrics of `agent_rft.metrics` are included under their own names too. A metric that was not measured is left out or
+null, never 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from agent_rft.metrics import METRICS
 
 SHOWN = {name: metric.message for name, metric in METRICS.items() if metric.message}
-"""The metrics in a metrics event's message, with their labels there."""
+"""Labels of the metrics in a metrics event's message, by metric."""
 FIRST_COLUMNS = ("step", *(name for name, metric in METRICS.items() if metric.csv))
 CHECKPOINT_KEYS = ("step", "train_mean_reward", "full_valid_mean_reward", "train_loss", "full_valid_loss")
 TIMES = (
@@ -27,14 +27,14 @@ TIMES = (
 
 
 def message_of(metrics: Mapping[str, float]) -> str:
-    """The message of a metrics event, such as `Step 10/20, train mean reward=0.42, ...`."""
+    """Return the message of a metrics event, such as `Step 10/20, train mean reward=0.42, ...`."""
     finite = _finite(metrics)
     shown = [f"{label}={finite[name]:.4g}" for name, label in SHOWN.items() if name in finite]
     return ", ".join([f"Step {metrics['step']:.0f}/{metrics['total_steps']:.0f}", *shown])
 
 
 def wire_data(metrics: Mapping[str, float]) -> dict[str, Any]:
-    """The data of a metrics event: all finite metrics, then the fields of the contract."""
+    """Return the data of a metrics event: all finite metrics, then the fields of the contract."""
     m = _finite(metrics)
     rollouts = m.get("rollouts_graded")
     sampled = m.get("completion_tokens_mean")
@@ -76,12 +76,12 @@ def wire_data(metrics: Mapping[str, float]) -> dict[str, Any]:
 
 
 def checkpoint_metrics(data: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of a checkpoint, taken from the `wire_data` of its step."""
+    """Return the metrics of a checkpoint from the `wire_data` of its step."""
     return {key: float(data[key]) for key in CHECKPOINT_KEYS if data.get(key) is not None}
 
 
 def result_csv(steps: Sequence[Mapping[str, float]]) -> bytes:
-    """The CSV file `result_files[0]`: one line per step; a metric that a step did not measure is an empty cell."""
+    """Return the CSV file `result_files[0]`: one line per step, with an empty cell for a missing metric."""
     supervised = bool(steps) and "train_mean_reward" not in steps[-1]
     first = ("step", "train_loss", "full_valid_loss") if supervised else FIRST_COLUMNS
     rows = [{("train_loss" if k == "loss" and supervised else k): v for k, v in _finite(s).items()} for s in steps]

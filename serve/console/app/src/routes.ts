@@ -1,4 +1,4 @@
-/** The pages by their addresses, one a line. */
+/** Pages by their URL patterns. */
 
 import type { Component } from "svelte";
 import Compare from "./pages/Compare.svelte";
@@ -15,7 +15,7 @@ import Rollouts from "./pages/Rollouts.svelte";
 import Row from "./pages/Row.svelte";
 import SideBySide from "./pages/SideBySide.svelte";
 
-/** What each page gets: the names of its pattern (`:id`), and the query. */
+/** Properties of each page: the values of its pattern's names (`:id`), and the query. */
 export interface PageProps {
   params: Record<string, string>;
   query: URLSearchParams;
@@ -36,15 +36,15 @@ export const PAGES: PageRoute[] = [
   { pattern: ["jobs", ":id", "rollouts", ":rollout"], page: Rollout, title: "Rollout" },
   { pattern: ["jobs", ":id", "rows", ":row"], page: Row, title: "Row" },
   { pattern: ["jobs", ":id", "side-by-side"], page: SideBySide, title: "Side by side" },
-  { pattern: ["readiness"], page: Readiness, title: "Readiness" },
-  { pattern: ["readiness", ":id"], page: OneReadiness, title: "Readiness" },
-  { pattern: ["compare"], page: Compare, title: "Compare" },
+  { pattern: ["readiness"], page: Readiness, title: "Readiness checks" },
+  { pattern: ["readiness", ":id"], page: OneReadiness, title: "Readiness check" },
+  { pattern: ["compare"], page: Compare, title: "Comparison" },
   { pattern: ["fleet"], page: Fleet, title: "Endpoints and fleet" },
   { pattern: ["models"], page: Models, title: "Models" },
   { pattern: ["keys"], page: Keys, title: "Keys" },
 ];
 
-/** The pages of the bar; those that only a server has are left out of a read-only console. */
+/** Pages in the navigation bar; `server` pages are hidden in a read-only console. */
 export const BAR = [
   { path: "jobs", label: "Jobs", server: false },
   { path: "readiness", label: "Readiness", server: true },

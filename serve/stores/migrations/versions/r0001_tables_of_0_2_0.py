@@ -1,4 +1,4 @@
-"""The tables of version 0.2.0, the first one whose databases later versions read."""
+"""Tables of version 0.2.0, the oldest version whose databases later versions read."""
 
 import sqlalchemy as sa
 from alembic import op

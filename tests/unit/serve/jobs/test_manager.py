@@ -204,7 +204,7 @@ async def test_a_lost_driver_is_replaced_and_too_many_fail_the_job_without_its_o
     await jobs.tick()
     error = jobs.job(job_id).error
     assert error is not None and error.code == "driver_lost"
-    assert "lost 3 times; last reason: it was ended by SIGKILL" in error.message
+    assert "lost 3 times; last reason: SIGKILL ended it" in error.message
     assert f"`agent-rft jobs log {job_id}`" in error.message
     told = "".join([*jobs.messages(job_id), error.message])
     assert told.count("it ended with exit code 1") == 2 and "secret-1" not in told and "Traceback" not in told

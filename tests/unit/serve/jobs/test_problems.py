@@ -66,7 +66,7 @@ def test_remedies_are_what_a_client_of_the_api_can_do() -> None:
     broken = Problem("invalid_row", "training_file", "messages is missing", "add messages", "train.jsonl", 1, "1-20")
     assert describe(public(broken, "ftjob-1", {})) == (
         "training_file, rows 1-20: messages is missing; add messages; upload the corrected file, and create the job "
-        "again with its id"
+        "again with the new file's id"
     )
     gone = Problem("missing_file", "test_file", "there is no file", "fix the path (it is relative to the job file)")
     assert public(gone, "ftjob-1", {}).remedy.startswith("upload the file again")
@@ -94,10 +94,10 @@ def test_what_a_sandbox_wrote_is_no_message_for_clients() -> None:
 @pytest.mark.parametrize(
     ("code", "sentence"),
     [
-        (None, "it is not known how it ended"),
+        (None, "its exit code is unknown"),
         (1, "it ended with exit code 1"),
-        (137, "it was ended by SIGKILL, mostly because its node has too little memory"),
-        (-11, "it was ended by SIGSEGV"),
+        (137, "SIGKILL ended it, usually because its node ran out of memory"),
+        (-11, "SIGSEGV ended it"),
         (255, "it ended with exit code 255"),
     ],
 )

@@ -179,7 +179,7 @@ def test_only_so_many_texts_are_searched_for_at_a_time(jobs: Jobs) -> None:
         searches = [pool.submit(search) for _ in range(MAX_SEARCHES)]
         try:
             assert all(begun.acquire(timeout=20) for _ in searches)
-            with pytest.raises(NotIndexed, match="other searches for texts are under way"):
+            with pytest.raises(NotIndexed, match="too many other text searches are running"):
                 search()
             assert len(first_page(records, job)) == 5, "what searches for no text is not refused"
         finally:

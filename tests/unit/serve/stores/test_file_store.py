@@ -81,7 +81,7 @@ async def test_an_upload_that_breaks_or_is_too_large_leaves_nothing(any_database
 
     with pytest.raises(ConnectionError):
         await store.create(broken(), "a", "evals")
-    with pytest.raises(FileTooLarge, match="over 10 bytes"):
+    with pytest.raises(FileTooLarge, match="larger than 10 bytes"):
         await store.create(stream(b"12345", b"678901"), "a", "evals")
     assert store.list() == ([], False)
     assert left_in(tmp_path) == []

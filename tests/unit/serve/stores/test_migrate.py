@@ -202,7 +202,7 @@ def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(empty_databa
     migrate(empty_database)
     with empty_database.engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9001'"))
-    with pytest.raises(NewerDatabase, match=r"revision 9001\); use that version, or restore the backup"):
+    with pytest.raises(NewerDatabase, match=r"revision 9001\)\. Use that version, or restore the backup"):
         migrate(empty_database)
     with empty_database.engine.connect() as connection:
         assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == "9001"

@@ -54,6 +54,6 @@ def test_a_folder_that_everybody_may_enter_is_an_error_with_its_owner_and_mode(
     tmp_path: Path, mode: int, user: int | None
 ) -> None:
     folder = folder_with(tmp_path / "home", mode, "letters.txt")
-    with pytest.raises(UserError, match=rf"user {os.geteuid()}\) and has mode {mode:04o}: .*chmod 700 {folder}"):
+    with pytest.raises(UserError, match=rf"user {os.geteuid()}\) and has mode {mode:04o}\. .*chmod 700 {folder}"):
         make_private(folder, SIGNS, user)
     assert mode_of(folder) == mode

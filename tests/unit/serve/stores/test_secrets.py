@@ -60,7 +60,7 @@ def changed_at(i: int) -> Callable[[str], str]:
 )  # fmt: skip
 def test_a_changed_text_does_not_open_and_reveals_nothing(change: Callable[[str], str]) -> None:
     sealer = box().sealer("job", "a")
-    with pytest.raises(CannotOpen, match="restore the server's former key") as failed:
+    with pytest.raises(CannotOpen, match="Restore the server's previous key") as failed:
         sealer.open(change(sealer.seal("hunter2")))
     assert "hunter2" not in str(failed.value)
 

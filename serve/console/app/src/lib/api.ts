@@ -1,8 +1,8 @@
-/** The one way to the API: same origin, with the session's cookie, errors as objects. */
+/** Client of the API: same origin, session cookie, errors as objects. */
 
 import type { Page, StreamEvent } from "./types";
 
-/** An answer that is no success. `status` is 0 if there was no answer: the server cannot be reached. */
+/** Unsuccessful response of the API. `status` is 0 if the server cannot be reached. */
 export class ApiError extends Error {
   constructor(
     readonly status: number,
@@ -20,7 +20,7 @@ export type Query = Record<string, string | number | boolean | null | undefined>
 
 const NO_ANSWER = "The server cannot be reached.";
 
-/** What is told about each answer's status: the session ends at a 401. */
+/** Listener for the status of each response; a 401 ends the session. */
 let onStatus: (status: number) => void = () => {};
 export function watchStatus(listener: (status: number) => void): void {
   onStatus = listener;
@@ -59,7 +59,7 @@ async function errorOf(answer: Response): Promise<ApiError> {
   );
 }
 
-/** `signal` ends a request that nobody waits for any more. */
+/** `signal` aborts a request whose result is no longer needed. */
 export async function get<T>(path: string, query: Query = {}, signal: AbortSignal | null = null): Promise<T> {
   return (await call("GET", url(path, query), { signal })).json();
 }
@@ -68,20 +68,20 @@ export async function getText(path: string, query: Query = {}): Promise<string> 
   return (await call("GET", url(path, query))).text();
 }
 
-/** One page of a list; the next one begins after its `last_id`. */
+/** Return one page of a list; the next page starts after its `last_id`. */
 export async function page<T>(path: string, query: Query = {}, signal: AbortSignal | null = null): Promise<Page<T>> {
   return get(path, query, signal);
 }
 
-/** All pages of a list, at most `most` entries. */
-export async function all<T>(path: string, query: Query = {}, most = 10_000): Promise<T[]> {
+/** Return the pages of a list until they hold `max` entries. */
+export async function all<T>(path: string, query: Query = {}, max = 10_000): Promise<T[]> {
   const found: T[] = [];
   let after: string | null = null;
   do {
     const next: Page<T> = await page<T>(path, { ...query, after });
     found.push(...next.data);
     after = next.has_more && next.data.length > 0 ? next.last_id : null;
-  } while (after !== null && found.length < most);
+  } while (after !== null && found.length < max);
   return found;
 }
 
@@ -91,7 +91,7 @@ export async function post<T>(path: string, body?: unknown, headers: Record<stri
   return (await call("POST", url(path), { ...json, headers: { ...type, ...headers } })).json();
 }
 
-/** Uploads a form, such as a file for a job. */
+/** Upload a form, such as a file for a job. */
 export async function upload<T>(path: string, form: FormData): Promise<T> {
   return (await call("POST", url(path), { body: form })).json();
 }
@@ -100,7 +100,7 @@ export async function remove<T>(path: string): Promise<T> {
   return (await call("DELETE", url(path))).json();
 }
 
-/** Sends a chat request with `stream: true` and gives each chunk. */
+/** Send a chat request with `stream: true` and yield each chunk. */
 export async function* chunks<T>(path: string, body: unknown, signal: AbortSignal | null = null): AsyncGenerator<T> {
   const headers = { "content-type": "application/json" };
   const answer = await call("POST", url(path), { body: JSON.stringify(body), headers, signal });
@@ -118,15 +118,15 @@ export async function* chunks<T>(path: string, body: unknown, signal: AbortSigna
 
 export type Connection = "live" | "lost";
 const FIRST_WAIT_MS = 1_000;
-const LONGEST_WAIT_MS = 30_000;
-/** A stream ends each minute, and the browser opens the next one by itself after some seconds: that is no loss. */
+const MAX_WAIT_MS = 30_000;
+/** A stream ends each minute and the browser reopens it after some seconds; this gap is not a lost connection. */
 const GAP_MS = 5_000;
 
 /**
- * Follows a job until the returned function is called: its state, its events and the metrics of each step.
+ * Follow a job's state, events and step metrics until the returned function is called.
  *
- * The browser connects again by itself and sends the last event's id; if the server refused (too many streams, a
- * restart), it is tried again after a wait that doubles.
+ * The browser reconnects automatically and sends the last event's id. If the server refuses (too many streams, a
+ * restart), the stream is opened again after a wait that doubles.
  */
 export function stream(
   jobId: string,
@@ -155,13 +155,13 @@ export function stream(
     };
     source.onerror = () => {
       if (source?.readyState !== EventSource.CLOSED) {
-        timer ||= window.setTimeout(() => onConnection("lost"), GAP_MS); // each try of the browser fails anew
+        timer ||= window.setTimeout(() => onConnection("lost"), GAP_MS); // each retry of the browser raises another error
         return;
       }
       window.clearTimeout(timer);
       onConnection("lost");
       timer = window.setTimeout(open, waitMs);
-      waitMs = Math.min(2 * waitMs, LONGEST_WAIT_MS);
+      waitMs = Math.min(2 * waitMs, MAX_WAIT_MS);
     };
   }
 
@@ -170,11 +170,11 @@ export function stream(
     source?.close();
   }
 
-  /** A stream notices by itself only much later that the network is gone. */
+  /** Close the stream, which would detect a lost network only much later. */
   function goneOffline(): void {
     close();
     onConnection("lost");
-    timer = window.setTimeout(open, waitMs); // a server on this machine still answers
+    timer = window.setTimeout(open, waitMs); // a server on this machine can still answer
   }
 
   function backOnline(): void {

@@ -1,4 +1,4 @@
-/** Numbers, times and foreign text as people read them. */
+/** Formatting of numbers, times and untrusted text for display. */
 
 const DASH = "–";
 
@@ -29,7 +29,7 @@ export function bytes(value: number): string {
   return `${number(value / 1024 ** power, 3)} ${units[power] ?? ""}`;
 }
 
-/** A time of Unix seconds in the reader's time zone. */
+/** Format Unix seconds in the reader's time zone. */
 export function time(unix: number | null | undefined): string {
   if (unix === null || unix === undefined) return DASH;
   return new Date(1000 * unix).toLocaleString("sv", { dateStyle: "short", timeStyle: "medium" });
@@ -39,16 +39,16 @@ export function ago(unix: number, now = Date.now() / 1000): string {
   return `${seconds(Math.round(Math.max(now - unix, 0)))} ago`;
 }
 
-/** One of several: `plural(2, "rollout")` is "2 rollouts". */
+/** Format a count with its noun: `plural(2, "rollout")` is "2 rollouts". */
 export function plural(count: number, noun: string): string {
   return `${number(count, 7)} ${noun}${count === 1 ? "" : "s"}`;
 }
 
-// Characters that move the cursor, ring, turn the direction of what follows or cannot be seen: shown as signs.
+// Characters that move the cursor, ring the bell, change the text direction or are invisible.
 const HIDDEN =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\u{e0000}-\u{e007f}]/gu;
 
-/** Text of models, tools and rows with its control characters made visible. */
+/** Return text of models, tools and rows with visible control characters. */
 export function printable(text: string): string {
   return text.replace(HIDDEN, (character) => {
     const code = character.codePointAt(0)!;
@@ -57,7 +57,7 @@ export function printable(text: string): string {
   });
 }
 
-/** JSON with indents; what is none stays as it is. */
+/** Indent JSON; text that is not JSON stays unchanged. */
 export function pretty(value: unknown): string {
   if (typeof value !== "string") return JSON.stringify(value, null, 2) ?? "";
   if (value.length > 1_000_000) return value;

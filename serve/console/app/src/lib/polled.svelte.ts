@@ -1,4 +1,4 @@
-/** A request that a page repeats while it is open, and what came of it; an error keeps the last value. */
+/** Request that a page repeats while it is open, with its result; an error keeps the last value. */
 
 import { ApiError } from "./api";
 
@@ -11,8 +11,9 @@ export interface Polled<T> {
 const HIDDEN_MS = 60_000;
 
 /**
- * Asks now, and again `everyMs` after each answer (null: no more), or when a server that is busy said to. Call it while a component is made. What `ask` reads
- * of the state before it waits is followed: a change asks at once.
+ * Call `ask` now, and again `everyMs` after each response (null: never) or after the wait that a busy server requests.
+ *
+ * Use it while a component is created. State that `ask` reads before it waits is tracked: a change calls `ask` again.
  */
 export function polled<T>(
   ask: (signal: AbortSignal) => Promise<T>,

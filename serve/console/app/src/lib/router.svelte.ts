@@ -1,4 +1,4 @@
-/** The address after the `#` as a path and a query: `#/jobs/ftjob-1/rollouts?step=3`. */
+/** URL fragment as a path and a query: `#/jobs/ftjob-1/rollouts?step=3`. */
 
 import type { Query } from "./api";
 
@@ -22,30 +22,30 @@ function decoded(part: string): string {
   try {
     return decodeURIComponent(part);
   } catch {
-    return part; // a `%` that was typed by hand
+    return part; // the user typed a `%`
   }
 }
 
 export const route = new Route();
 
-/** The address of a page: `href(["jobs", id, "rollouts"], { step: 3 })`. */
+/** Return the URL of a page: `href(["jobs", id, "rollouts"], { step: 3 })`. */
 export function href(path: string[], query: Query = {}): string {
   const given = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
   const text = new URLSearchParams(given.map(([name, value]) => [name, String(value)])).toString();
   return `#/${path.map(encodeURIComponent).join("/")}${text && `?${text}`}`;
 }
 
-/** Opens a page; with `replace` the back button skips the page before (a filter that was typed). */
+/** Open a page. With `replace`, the back button skips the previous page (while a filter is typed). */
 export function go(path: string[], query: Query = {}, replace = false): void {
-  const address = href(path, query);
-  if (!replace) location.hash = address;
+  const url = href(path, query);
+  if (!replace) location.hash = url;
   else {
-    history.replaceState(null, "", address);
+    history.replaceState(null, "", url);
     window.dispatchEvent(new HashChangeEvent("hashchange"));
   }
 }
 
-/** The values of a pattern's names in a path (`["jobs", ":id"]`), or null if it does not fit. */
+/** Return the values of a pattern's names (`["jobs", ":id"]`) in a path, or null if the path does not match. */
 export function match(pattern: string[], path: string[]): Record<string, string> | null {
   if (pattern.length !== path.length) return null;
   const found: Record<string, string> = {};

@@ -1,17 +1,17 @@
-/** Who is logged in. The cookie is out of reach of scripts: this is what the server says of it. */
+/** Login state. Scripts cannot read the cookie, so the server reports the session. */
 
 import { go } from "./router.svelte";
 import { ApiError, get, post, remove, watchStatus } from "./api";
 import type { Scope, Session } from "./types";
 
-const LOOK_MS = 30_000;
+const CHECK_MS = 30_000;
 const SCOPES: Scope[] = ["read", "write", "admin"];
 
 class Login {
   session: Session | null = $state(null);
-  /** False until the server was asked for a session. */
+  /** False until the server has reported whether there is a session. */
   asked = $state(false);
-  /** Why the last session ended, for the login page. */
+  /** Reason why the last session ended, for the login page. */
   ended = $state("");
 
   constructor() {
@@ -21,13 +21,13 @@ class Login {
         this.ended = "The session has ended: its key was revoked, or it has expired. Log in again.";
       }
     });
-    // A page that asks nothing more, such as that of an ended job, learns of a revoked key, too.
+    // Detects a revoked key even on a page that sends no more requests, such as the page of an ended job.
     window.setInterval(() => {
       if (this.session !== null) void get("/console/session").catch(() => {});
-    }, LOOK_MS);
+    }, CHECK_MS);
   }
 
-  /** Takes a key from the address (`#key=...`, of `agent-rft train --open`) or goes on with the cookie. */
+  /** Log in with a key in the URL (`#key=...`, from `agent-rft train --open`), or continue with the cookie. */
   async start(): Promise<void> {
     const key = /^#key=([\w-]+)$/.exec(location.hash)?.[1];
     if (key !== undefined) go(["jobs"], {}, true);
@@ -51,7 +51,7 @@ class Login {
     this.session = null;
   }
 
-  /** Whether the session's key grants `scope`; nothing but reading in a read-only console. */
+  /** Whether the session's key grants `scope`; a read-only console grants only `read`. */
   may(scope: Scope): boolean {
     if (this.session === null || (this.session.read_only && scope !== "read")) return false;
     return this.session.key.scopes.some((own) => SCOPES.indexOf(own) >= SCOPES.indexOf(scope));

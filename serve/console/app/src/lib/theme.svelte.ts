@@ -1,4 +1,4 @@
-/** Dark or light: as the system has it, or as was chosen here. */
+/** Dark or light theme: the system's or the user's choice. */
 
 export type Choice = "system" | "light" | "dark";
 

@@ -1,11 +1,11 @@
-/** The objects of the API that the console reads: docs/reference/api.md describes them. */
+/** API objects that the console reads; docs/reference/api.md describes them. */
 
 export type Scope = "read" | "write" | "admin";
 
 export interface Session {
   object: "console.session";
   key: { id: string; name: string; scopes: Scope[] };
-  /** Only looks: nothing can be created or changed (`agent-rft train --open`). */
+  /** Whether nothing can be created or changed (`agent-rft train --open`). */
   read_only: boolean;
 }
 
@@ -47,11 +47,11 @@ export interface Job {
   seed: number;
   suffix: string | null;
   metadata: Record<string, string> | null;
-  /** Only where it was asked for: `include=progress`. */
+  /** Only if requested with `include=progress`. */
   progress: JobProgress | null;
 }
 
-/** How far a job is. Its numbers are rewards, or losses if `metric` says so. */
+/** Progress of a job. Values are rewards, or losses if `metric` is `loss`. */
 export interface JobProgress {
   metric: "reward" | "loss";
   step: number;
@@ -62,7 +62,7 @@ export interface JobProgress {
   baseline_of: "train" | "validation" | null;
 }
 
-/** What a job runs with; nulls before it has begun. */
+/** Resolved settings of a job; null before it has started. */
 export interface JobSettings {
   object: "fine_tuning.job.settings";
   fine_tuning_job_id: string;
@@ -111,7 +111,7 @@ export type StreamEvent =
   | { type: "event"; event: JobEvent }
   | { type: "metrics"; metrics: JobMetrics };
 
-/** A message in the form of chat completions, with the thoughts before it. */
+/** Message as in chat completions, with the reasoning before it. */
 export interface Message {
   role: "system" | "developer" | "user" | "assistant" | "tool";
   content: string | null;

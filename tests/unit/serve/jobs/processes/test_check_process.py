@@ -49,23 +49,23 @@ def test_check_runs_on_the_event_loop_of_the_server_with_the_environment_itself(
 
 
 async def test_a_check_that_computes_without_end_is_ended_with_a_message_that_says_so(output: Path) -> None:
-    with pytest.raises(RftError, match=r"took more than 300 s of a processor: use fewer or smaller rows"):
+    with pytest.raises(RftError, match=r"used more than 300 s of CPU time; use fewer or smaller rows"):
         await run("while True: pass", output)
 
 
 async def test_a_check_that_takes_all_memory_is_ended_with_a_message_that_says_so(output: Path) -> None:
     program = "try: rows = [bytes(1 << 26) for _ in range(64)]\nexcept MemoryError: sys.exit(OUT_OF_MEMORY)"
-    with pytest.raises(RftError, match=r"took more than 8 GiB of memory"):
+    with pytest.raises(RftError, match=r"used more than 8 GiB of memory"):
         await run(program, output)
 
 
 def test_the_output_of_a_check_that_crashes_is_for_the_log_only(output: Path) -> None:
-    why = r"the check of the job failed: it ended with exit code 1; .* sees more with `agent-rft jobs log ftjob-1`"
+    why = r"the job check failed: it ended with exit code 1; .* sees more with `agent-rft jobs log ftjob-1`"
     with pytest.raises(RftError, match=why) as error:
         asyncio.run(run("raise ValueError('/secret/path')", output))
     assert "/secret/path" not in error.value.message and "ValueError: /secret/path" in output.read_text()
 
 
 async def test_a_check_that_the_kernel_killed_says_so(output: Path) -> None:
-    with pytest.raises(RftError, match=r"was ended by SIGKILL, mostly because its node has too little memory"):
+    with pytest.raises(RftError, match=r"SIGKILL ended it, usually because its node ran out of memory"):
         await run("import os; os.kill(os.getpid(), 9)", output)

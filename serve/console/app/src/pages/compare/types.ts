@@ -1,4 +1,4 @@
-/** The objects of the API that this page reads. */
+/** API objects that this page reads. */
 
 export interface Evaluation {
   id: string;

@@ -1,4 +1,4 @@
-/** What the processes of a job do at this moment, and sentences on it. */
+/** Current activity of a job's processes, and sentences that describe it. */
 
 import { seconds } from "../../lib/format";
 import type { JobStatus } from "../../lib/types";
@@ -49,7 +49,7 @@ export interface Now {
   endpoints: Endpoint[];
 }
 
-/** For which process a rollout in this stage waits. */
+/** Process that a rollout waits for, by stage. */
 const WAITS_FOR: Record<string, string> = {
   "tool calls": "a tool",
   "session start": "the session server",
@@ -63,14 +63,14 @@ export function isRank(actor: Actor): boolean {
   return actor.name.includes("rank");
 }
 
-/** Who waits for whom, in sentences; empty: nobody waits. */
+/** Return a sentence for each current wait; empty if nothing waits. */
 export function waits(now: Now): string[] {
   const found: string[] = [];
   const inFlight = now.engines.reduce((sum, engine) => sum + engine.rollouts, 0);
   const ranks = now.actors.filter(isRank);
   const busy = ranks.flatMap((rank) => rank.doing);
-  if (now.engines.some((engine) => engine.state === "waits")) found.push("An engine waits for room in the cluster.");
-  if (now.engines.some((engine) => engine.state === "asleep")) found.push("The engines wait for the learner, which has their GPUs.");
+  if (now.engines.some((engine) => engine.state === "waits")) found.push("An engine waits for free resources in the cluster.");
+  if (now.engines.some((engine) => engine.state === "asleep")) found.push("The engines wait for the learner, which is using their GPUs.");
   if (ranks.length > 0 && busy.length === 0 && inFlight > 0)
     found.push(`The learner waits for the rollouts of the next batch; ${inFlight} are in flight.`);
   for (const [stage, whom] of Object.entries(WAITS_FOR)) {
@@ -79,8 +79,8 @@ export function waits(now: Now): string[] {
     if (here.length > 0) found.push(`Rollouts wait for ${whom}, the longest for ${seconds(longest)}.`);
   }
   for (const endpoint of now.endpoints) {
-    if (endpoint.breaker !== "closed") found.push(`${endpoint.name} fails: it gets only a probe now and then.`);
-    else if (endpoint.queued > 0) found.push(`${endpoint.queued} calls wait for their turn at ${endpoint.name}.`);
+    if (endpoint.breaker !== "closed") found.push(`${endpoint.name} fails and receives only occasional probes.`);
+    else if (endpoint.queued > 0) found.push(`${endpoint.queued} calls are queued at ${endpoint.name}.`);
   }
   for (const actor of now.actors)
     if (actor.silent_s >= SILENT_S) found.push(`${actor.name} has not answered for ${seconds(actor.silent_s)}.`);

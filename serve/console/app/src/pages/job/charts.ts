@@ -1,11 +1,11 @@
-/** The curves of a job in their groups, and how each is read. */
+/** Curves of a job in groups, each with an explanation. */
 
 import { printable } from "../../lib/format";
 import type { JobMetrics } from "../../lib/types";
 
 type Values = Record<string, number | null>;
 
-/** A line: a metric, or a number that is computed from those of a step. */
+/** Line of a metric, or of a value computed from a step's metrics. */
 interface One {
   label: string;
   of: string | ((step: Values) => number | null);
@@ -13,7 +13,7 @@ interface One {
   sparse: boolean;
 }
 
-/** A line for each metric between `prefix` and `suffix`: `tool/search/calls_mean`. */
+/** Lines of all metrics between `prefix` and `suffix`: `tool/search/calls_mean`. */
 interface Family {
   prefix: string;
   suffix: string;
@@ -21,12 +21,12 @@ interface Family {
 
 export interface Curve {
   title: string;
-  /** Ends a sentence: "From 3 to 2: " and this. */
+  /** Explanation, the end of a sentence: "From 3 to 2: ...". */
   reads: string;
   lines: (One | Family)[];
-  /** Empty: none. */
+  /** Unit of the values; may be empty. */
   unit: string;
-  /** The value before training is drawn too. */
+  /** Metric whose value before training is also drawn. */
   baseline: "reward" | "loss" | undefined;
 }
 
@@ -64,97 +64,97 @@ function curve(title: string, unit: string, reads: string, lines: Curve["lines"]
 
 const GROUPS: Group[] = [
   {
-    title: "Is it learning?",
+    title: "Learning",
     curves: [
-      curve("Reward", "", "all should rise; validation that falls while training rises means that rows are learned by heart.", [
+      curve("Reward", "", "all curves should rise; if validation falls while training rises, the model memorizes rows.", [
         line("train", "train_mean_reward"),
         sparse("validation", "full_valid_mean_reward"),
         line("held-out grader", "held_out_grade_mean"),
       ], "reward"),
-      curve("Loss", "", "it should fall; a validation loss that rises while it falls says to stop earlier.", [
+      curve("Loss", "", "the train loss should fall; if the validation loss rises, stop training earlier.", [
         line("train", "loss"),
         sparse("validation", "full_valid_loss"),
       ], "loss"),
-      curve("Grade", "", "the grade without penalties; where the reward rises and it does not, only penalties were avoided.", [
+      curve("Grade", "", "the grade excludes penalties; if only the reward rises, the model only avoids penalties.", [
         line("train", "train_mean_grade"),
         sparse("validation", "full_valid_mean_grade"),
       ]),
-      curve("Scores of the grader's parts", "", "a part that falls while the grade rises is the price of it.", [
+      curve("Scores of the grader's parts", "", "if a part falls while the grade rises, the model trades it for the other parts.", [
         each("grader/", "/score_mean"),
       ]),
     ],
   },
   {
-    title: "How it works",
+    title: "Agent behavior",
     curves: [
-      curve("Tool calls per rollout", "calls", "fewer at the same reward make a faster agent.", [each("tool/", "/calls_mean")]),
-      curve("Tokens per rollout", "tokens", "sampled tokens cost time; the rest are prompts and results of tools.", [
+      curve("Tool calls per rollout", "calls", "fewer calls at the same reward make a faster agent.", [each("tool/", "/calls_mean")]),
+      curve("Tokens per rollout", "tokens", "sampled tokens cost time; the other tokens are prompts and tool results.", [
         line("sampled", "completion_tokens_mean"),
-        line("thoughts", "reasoning_tokens_mean"),
+        line("reasoning", "reasoning_tokens_mean"),
         line("all", "rollout_tokens_mean"),
       ]),
-      curve("Turns with parallel calls", "%", "calls of one turn cost only the time of the slowest.", [
+      curve("Turns with parallel calls", "%", "parallel calls take only as long as the slowest call.", [
         line("parallel", percent("parallel_turn_share")),
       ]),
-      curve("How rollouts ended", "rollouts", "only those with an answer were ended by the model itself.", [each("finish/")]),
+      curve("Rollout endings", "rollouts", "the model itself ended only the rollouts with an answer.", [each("finish/")]),
     ],
   },
   {
-    title: "How long it takes",
+    title: "Speed",
     curves: [
-      curve("Time of a rollout", "s", "what a user waits; a 95th percentile far above the median is a tool or an engine that is slow at times.", [
+      curve("Rollout time", "s", "a user waits this long; if the 95th percentile is far above the median, a tool or an engine is sometimes slow.", [
         line("median", "rollout_wall_s_p50"),
         line("95th percentile", "rollout_wall_s_p95"),
         line("mean without queues", "rollout_busy_s_mean"),
       ]),
-      curve("Latency of tools", "s", "a slow tool makes every step slow.", [each("tool/", "/latency_s_mean")]),
-      curve("Phases of a step", "s", "mostly waiting means that more engines or faster tools would help.", [
+      curve("Tool latency", "s", "a slow tool makes every step slow.", [each("tool/", "/latency_s_mean")]),
+      curve("Step phases", "s", "if waiting dominates, more engines or faster tools would help.", [
         line("waiting", "time_wait_s"),
         line("learning", "time_learn_s"),
         line("weight sync", "time_sync_s"),
         sparse("validation", "time_eval_s"),
         sparse("checkpoint", "time_checkpoint_s"),
       ]),
-      curve("Goodput", "tokens/s", "tokens that were learned from, per second of the whole step; it falls with all that is lost or waited for.", [
+      curve("Goodput", "tokens/s", "trained tokens per second of the full step; waiting and discarded rollouts reduce it.", [
         line("trained", per("trained_tokens", "time_step_s")),
       ]),
     ],
   },
   {
-    title: "What went wrong?",
+    title: "Errors",
     curves: [
-      curve("Invalid and failed calls", "calls", "invalid calls are the model's mistakes, tool errors the tool's answers; the model sees both.", [
+      curve("Invalid and failed calls", "calls", "invalid calls are the model's errors, tool errors come from the tool; the model sees both.", [
         each("call_errors/"),
       ]),
-      curve("Discarded rollouts", "rollouts", "none is good; nothing is learned from them.", [each("discarded/")]),
-      curve("Groups", "groups", "only those whose rollouts differ in reward teach anything.", [
+      curve("Discarded rollouts", "rollouts", "zero is best; discarded rollouts are not trained on.", [each("discarded/")]),
+      curve("Groups", "groups", "only groups with differing rewards are trained on.", [
         line("trained", "groups_trained"),
         each("groups_without_signal/"),
         line("lost", "groups_lost"),
       ]),
-      curve("Rewards set by guards", "rollouts", "the more, the more often the model tries what must not pay.", [each("guard/")]),
+      curve("Rewards set by guards", "rollouts", "a high number means that the model often attempts what guards forbid.", [each("guard/")]),
     ],
   },
   {
-    title: "Can the numbers be trusted?",
+    title: "Training health",
     curves: [
-      curve("Staleness", "versions", "how many updates old the rollouts are that are learned from; it is bounded.", [
+      curve("Staleness", "versions", "age of the trained rollouts in weight updates; it is bounded.", [
         line("mean", "staleness_mean"),
         line("largest", "staleness_max"),
       ]),
-      curve("Engine against learner", "nats", "how far their log-probabilities differ with the same weights; small and steady is good.", [
+      curve("Engine-learner gap", "nats", "difference of their log-probabilities with the same weights; small and steady is good.", [
         line("rollouts", "logprob_gap"),
         line("canary", "canary_gap"),
       ]),
-      curve("Entropy", "nats", "it falls while the model decides; near zero it tries nothing new.", [line("entropy", "entropy")]),
-      curve("Gradient norm", "", "single peaks are clipped; a steady rise is a sign of trouble.", [
+      curve("Entropy", "nats", "it falls as the model becomes certain; near zero, the model explores nothing new.", [line("entropy", "entropy")]),
+      curve("Gradient norm", "", "single peaks are clipped; a steady rise is a sign of a problem.", [
         line("before clipping", "grad_norm"),
       ]),
     ],
   },
 ];
 
-/** The curves of a job whose numbers are these. A reinforcement job has a loss too, which says little. */
+/** Return the curves for a job's main metric. The loss of a reinforcement job is left out, because it means little. */
 export function groupsOf(metric: "reward" | "loss"): Group[] {
   const fits = (curve: Curve): boolean => curve.baseline === undefined || curve.baseline === metric;
   return GROUPS.map(({ title, curves }) => ({ title, curves: curves.filter(fits) }));
@@ -166,16 +166,16 @@ export interface Drawn {
   sparse: boolean;
 }
 
-const MOST_LINES = 6;
+const MAX_LINES = 6;
 
-/** The names of all metrics that some step has. */
+/** Return the names of all metrics in the steps. */
 export function namesIn(steps: JobMetrics[]): Set<string> {
   const found = new Set<string>();
   for (const one of steps) for (const name of Object.keys(one.metrics)) found.add(name);
   return found;
 }
 
-/** The lines of a curve that have values; of a large family only those with the largest. */
+/** Return the lines of a curve that have values; from a large family, the lines with the largest values. */
 export function linesOf(curve: Curve, steps: JobMetrics[], names: Set<string>): Drawn[] {
   const lines = curve.lines.flatMap((line) => ("of" in line ? [line] : membersOf(line, names)));
   const drawn = lines.map(({ label, of, sparse }) => ({
@@ -184,8 +184,8 @@ export function linesOf(curve: Curve, steps: JobMetrics[], names: Set<string>): 
     values: steps.map(({ metrics }) => (typeof of === "string" ? metrics[of] : of(metrics)) ?? null),
   }));
   const measured = drawn.filter((line) => line.values.some((value) => value !== null));
-  if (measured.length <= MOST_LINES) return measured;
-  return measured.sort((one, other) => largest(other) - largest(one)).slice(0, MOST_LINES);
+  if (measured.length <= MAX_LINES) return measured;
+  return measured.sort((one, other) => largest(other) - largest(one)).slice(0, MAX_LINES);
 }
 
 function membersOf({ prefix, suffix }: Family, names: Set<string>): One[] {
@@ -196,10 +196,10 @@ function membersOf({ prefix, suffix }: Family, names: Set<string>): One[] {
 }
 
 function largest(line: Drawn): number {
-  return line.values.reduce<number>((most, value) => Math.max(most, value ?? 0), 0);
+  return line.values.reduce<number>((max, value) => Math.max(max, value ?? 0), 0);
 }
 
-/** Each value as the mean of the last `width` measured ones; validations stay as they are. */
+/** Replace each value by the mean of the last `width` measured values; validations stay unchanged. */
 export function smoothed(line: Drawn, width: number): Drawn {
   if (width <= 1 || line.sparse) return line;
   const window: number[] = [];

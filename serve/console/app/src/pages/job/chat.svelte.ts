@@ -1,11 +1,11 @@
-/** A conversation with a model that calls a job's tools, turn by turn, as a rollout does. */
+/** Conversation with a model that calls a job's tools, turn by turn as in a rollout. */
 
 import { ApiError, post } from "../../lib/api";
 import type { Message, ToolCall } from "../../lib/types";
 import { jobPath } from "./data.svelte";
 
-export const MOST_TURNS = 32;
-const LONGEST_LOAD_S = 1_800;
+export const MAX_TURNS = 32;
+const MAX_LOAD_S = 1_800;
 
 export type ToolSchema = Record<string, unknown>;
 
@@ -26,10 +26,10 @@ function newTrace(): string {
 
 export class Chat {
   messages: Message[] = $state.raw([]);
-  /** What is being waited for; empty: nothing. */
+  /** Description of the current wait; empty if nothing is pending. */
   waiting = $state("");
   error: unknown = $state.raw(null);
-  /** Why it stopped before an answer. */
+  /** Reason why the conversation stopped before an answer. */
   note = $state("");
   #round = 0;
   readonly #trace = newTrace();
@@ -46,34 +46,34 @@ export class Chat {
     this.#item = item;
   }
 
-  /** Ends the round that is under way; what it still gets is dropped. */
+  /** End the current round; its pending responses are dropped. */
   stop(): void {
     this.#round += 1;
     this.waiting = "";
   }
 
-  /** Has the model answer these messages, and its calls answered, until it calls no tool. */
+  /** Send messages to the model and run its tool calls, until the model calls no tool. */
   async ask(messages: Message[]): Promise<void> {
     const round = ++this.#round;
     this.error = null;
     this.note = "";
     this.messages = [...this.messages, ...messages];
     try {
-      for (let turn = 0; turn < MOST_TURNS; turn++) {
+      for (let turn = 0; turn < MAX_TURNS; turn++) {
         const answer = await this.#answer(round);
         if (answer === null) return;
         const { message, finish_reason: finish } = answer.choices[0]!;
         const calls = message.tool_calls ?? [];
         const { reasoning = null, content } = message;
         this.messages = [...this.messages, { role: "assistant", content, reasoning_content: reasoning, tool_calls: calls.length ? calls : null }];
-        if (finish === "length") this.note = "The answer was cut off: it reached the limit of tokens.";
+        if (finish === "length") this.note = "The answer was cut off: it reached the token limit.";
         if (calls.length === 0) return;
         this.waiting = `${calls.map((call) => call.function.name).join(", ")}…`;
         const results = await Promise.all(calls.map((call) => this.#call(call)));
         if (round !== this.#round) return;
         this.messages = [...this.messages, ...results];
       }
-      this.note = `It was stopped after ${MOST_TURNS} turns.`;
+      this.note = `The conversation was stopped after ${MAX_TURNS} turns.`;
     } catch (error) {
       if (round === this.#round) this.error = error;
     } finally {
@@ -81,10 +81,10 @@ export class Chat {
     }
   }
 
-  /** The model's next message; null if the round was stopped. A model that is being loaded is waited for. */
+  /** Return the model's next message, waiting until the model is loaded; null if the round was stopped. */
   async #answer(round: number): Promise<Answer | null> {
-    const until = Date.now() + 1000 * LONGEST_LOAD_S;
-    this.waiting = "The model answers…";
+    const until = Date.now() + 1000 * MAX_LOAD_S;
+    this.waiting = "Waiting for the model…";
     for (;;) {
       try {
         const tools = this.#tools.length > 0 ? this.#tools : null;
@@ -95,7 +95,7 @@ export class Chat {
         if (round !== this.#round) return null;
         const loading = error instanceof ApiError && error.code === "model_unavailable" && Date.now() < until;
         if (!loading) throw error;
-        this.waiting = "The model is being loaded…";
+        this.waiting = "Loading the model…";
         await new Promise((resolve) => setTimeout(resolve, 1000 * (error.retryAfterS ?? 5)));
         if (round !== this.#round) return null;
       }

@@ -1,4 +1,4 @@
-/** All that is known of one job: asked for once, then kept up to date by its stream. */
+/** Data of one job, loaded once and then updated by its stream. */
 
 import { ApiError, all, get, page, stream, type Connection } from "../../lib/api";
 import { printable } from "../../lib/format";
@@ -7,13 +7,13 @@ import type { Checkpoint, Job, JobEvent, JobMetrics, JobProgress, JobStatus, Pag
 export const ENDED: readonly JobStatus[] = ["succeeded", "failed", "cancelled"];
 const EVENTS = 50;
 const BATCH_MS = 200;
-const MOST_STEPS = 20_000;
+const MAX_STEPS = 20_000;
 
 export function jobPath(id: string, part = ""): string {
   return `/fine_tuning/jobs/${encodeURIComponent(id)}${part}`;
 }
 
-/** What people call a job. */
+/** Return the name of a job for display. */
 export function nameOf(job: Job): string {
   return printable(job.suffix ?? job.id);
 }
@@ -21,14 +21,14 @@ export function nameOf(job: Job): string {
 export class JobData {
   readonly id: string;
   job: Job | null = $state.raw(null);
-  /** By step, the oldest first. */
+  /** By step, oldest first. */
   steps: JobMetrics[] = $state.raw([]);
-  /** The newest first. */
+  /** Newest first. */
   events: JobEvent[] = $state.raw([]);
   moreEvents = $state(false);
   checkpoints: Checkpoint[] = $state.raw([]);
-  /** The job belongs to another key: its numbers, rollouts and settings are not shown. */
-  foreign = $state(false);
+  /** Whether the job belongs to another key, so that its metrics, rollouts and settings are hidden. */
+  isRestricted = $state(false);
   loaded = $state(false);
   error: unknown = $state.raw(null);
   connection: Connection | null = $state(null);
@@ -44,7 +44,7 @@ export class JobData {
     this.id = id;
   }
 
-  /** Asks for everything, and follows the job until it has ended or `close` is called. */
+  /** Load everything, and follow the job until it has ended or `close` is called. */
   async open(): Promise<void> {
     this.error = null;
     try {
@@ -64,7 +64,7 @@ export class JobData {
     this.connection = null;
   }
 
-  /** The page was left, maybe before `open` was done: nothing is followed from now on. */
+  /** Stop following the job because the user left the page, even if `open` is still running. */
   leave(): void {
     this.#left = true;
     this.close();
@@ -94,13 +94,13 @@ export class JobData {
     }
   }
 
-  /** A stream that opens tells many steps at once: they are drawn once. */
+  /** Add the arrived steps together, because a stream that opens sends many steps. */
   #addArrived(): void {
     this.#addSteps(this.#arrived.splice(0));
     if (!this.job?.progress?.baseline_of) this.#quietly(this.refresh());
   }
 
-  /** A stream that opens also tells events of before: those older than the ones shown are loaded when asked for. */
+  /** Add an event, except if it is older than the shown ones: a new stream repeats old events, which load on demand. */
   #addEvent(event: JobEvent): boolean {
     const oldest = this.events.at(-1);
     if (this.events.some((known) => known.id === event.id)) return false;
@@ -127,21 +127,21 @@ export class JobData {
         const found: Page<JobMetrics> = await page(jobPath(this.id, "/metrics"), { limit: 1000, after });
         this.#addSteps(found.data);
         after = found.has_more ? found.last_id : null;
-      } while (after !== null && this.steps.length < MOST_STEPS);
+      } while (after !== null && this.steps.length < MAX_STEPS);
     } catch (error) {
       if (!(error instanceof ApiError) || error.status !== 404) throw error;
-      this.foreign = true;
+      this.isRestricted = true;
     }
   }
 
-  /** A resumed job may report a step again: what came last counts. */
+  /** Add steps. A resumed job may report a step again, which replaces the earlier report. */
   #addSteps(found: JobMetrics[]): void {
     const steps = new Map(this.steps.map((one) => [one.step_number, one]));
     for (const one of found) steps.set(one.step_number, one);
     this.steps = [...steps.values()].sort((one, other) => one.step_number - other.step_number);
   }
 
-  /** After a lost connection, what was missed; a stream that is refused may be that of a job or a session that is gone. */
+  /** Reload after a lost connection; if it was refused, the job or the session may no longer exist. */
   #connected(state: Connection): void {
     const back = state === "live" && this.connection === "lost";
     this.connection = state;
@@ -149,7 +149,7 @@ export class JobData {
     if (back) this.#quietly(this.refresh(), this.#loadCheckpoints());
   }
 
-  /** What failed is asked for again with the next event; only a job that is gone is shown as an error. */
+  /** Ignore failed requests, which the next event repeats; show an error only if the job no longer exists. */
   #quietly(...asked: Promise<void>[]): void {
     Promise.all(asked).catch((error: unknown) => {
       if (!(error instanceof ApiError && error.status === 404)) return;

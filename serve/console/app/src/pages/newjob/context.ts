@@ -1,4 +1,4 @@
-/** What each field of the form needs of the page. */
+/** Context that the page gives to each field of the form. */
 
 import type { RequestSchema } from "./schema";
 
@@ -6,10 +6,10 @@ export const FORM = Symbol("form");
 
 export interface FormContext {
   schema: RequestSchema;
-  /** What the check says of a field; empty: nothing. */
+  /** Problem that the check found in a field; empty if there is none. */
   problem(path: string): string;
-  /** Values to choose from, such as the server's models and files; null: the field is free. */
+  /** Values to choose from, such as the server's models and files; null if any value is allowed. */
   offered(path: string): { value: string; label: string }[] | null;
-  /** Settings that the form does not offer. */
+  /** Whether the form hides a setting. */
   isHidden(path: string, field: string): boolean;
 }

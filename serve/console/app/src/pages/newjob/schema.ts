@@ -1,4 +1,4 @@
-/** Reads the JSON schema of a request for a job, as the API's OpenAPI document has it, for a form. */
+/** JSON schema of a job request, from the API's OpenAPI document, prepared for a form. */
 
 export interface Schema {
   $ref?: string;
@@ -25,7 +25,7 @@ export interface OpenApi {
   components: { schemas: Record<string, Schema> };
 }
 
-/** How a value is asked for. `words` are texts that may stand for a number, such as auto. */
+/** Control for a value. `words` are strings allowed instead of a number, such as auto. */
 export type Control =
   | { kind: "object"; fields: [string, Schema][]; required: string[] }
   | { kind: "choice"; by: string; options: [string, Schema][] }
@@ -50,7 +50,7 @@ export class RequestSchema {
     this.root = body?.content["application/json"]?.schema ?? {};
   }
 
-  /** The schema that a reference names; of `T | null` that of T, with the field's own description. */
+  /** Resolve a reference, and `T | null` to T; keeps the description of the field. */
   resolved(schema: Schema): Schema {
     const options = schema.anyOf?.filter((option) => option.type !== "null");
     const inner =
@@ -86,7 +86,7 @@ export class RequestSchema {
     return { kind: "json" };
   }
 
-  /** The settings of an object: what every job needs first, then single values, then what is folded. */
+  /** Sort the settings of an object: those that every job needs, then single values, then folded ones. */
   inOrder(fields: [string, Schema][]): [string, Schema][] {
     const rank = ([name, schema]: [string, Schema]): number => {
       const needed = NEEDED.indexOf(name);
@@ -101,12 +101,12 @@ export class RequestSchema {
     return Object.entries(schema.properties ?? {}).toSorted((a, b) => optional(a) - optional(b));
   }
 
-  /** Whether a value of this schema has a control of its own, rather than a box for JSON. */
+  /** Whether a value of this schema has a dedicated control instead of a JSON box. */
   #isFormed(schema: Schema): boolean {
     return this.control(schema).kind !== "json";
   }
 
-  /** A new value for an entry of a list or a map, or for a setting that is switched on. */
+  /** Return the initial value of a new list entry, map entry or enabled setting. */
   fresh(schema: Schema): unknown {
     const control = this.control(schema);
     if (control.kind === "object") return {};
@@ -116,18 +116,18 @@ export class RequestSchema {
   }
 }
 
-/** The sentences of a description without its markup, cut after the first paragraph. */
+/** Return the first paragraph of a description without markup. */
 export function described(schema: Schema): string {
   return (schema.description ?? "").split("\n\n")[0]?.replaceAll("`", "").replace(/\s+/g, " ") ?? "";
 }
 
-/** The object with a value set; undefined removes it, so that the API's default applies. */
+/** Return the object with a value set; undefined removes it, so that the API's default applies. */
 export function withValue(values: Values, name: string, value: unknown): Values {
   const rest = Object.fromEntries(Object.entries(values).filter(([key]) => key !== name));
   return value === undefined ? rest : { ...rest, [name]: value };
 }
 
-/** A number if the text is one, else the text, of which the check says what is wrong. */
+/** Parse a number; other text is returned unchanged, so that the check reports it. */
 export function numberOf(text: string): unknown {
   const trimmed = text.trim();
   if (trimmed === "") return undefined;
@@ -135,7 +135,7 @@ export function numberOf(text: string): unknown {
   return Number.isFinite(value) ? value : trimmed;
 }
 
-/** The value with what other jobs show in place of secrets left out, and how many there were. */
+/** Return the value without redacted secrets, and the number of secrets removed. */
 export function withoutRedacted(value: unknown): [unknown, number] {
   if (typeof value === "string") return /^\*{6,}$/.test(value) ? [undefined, 1] : [value, 0];
   if (value === null || typeof value !== "object") return [value ?? undefined, 0];

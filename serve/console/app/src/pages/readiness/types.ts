@@ -1,4 +1,4 @@
-/** The objects of the API that these pages read. */
+/** API objects that these pages read. */
 
 import type { JobStatus } from "../../lib/types";
 

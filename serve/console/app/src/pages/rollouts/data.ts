@@ -1,4 +1,4 @@
-/** Rollouts as the API has them, and how they are read: docs/reference/api.md describes the fields. */
+/** Rollouts of the API, and functions that read them; docs/reference/api.md describes the fields. */
 
 import { all, ApiError, get, page } from "../../lib/api";
 import type { Query } from "../../lib/api";
@@ -50,7 +50,7 @@ export interface Turn {
   segment: number;
 }
 
-/** `versions` and `loss_mask` are run lengths: [value, how many tokens]. */
+/** `versions` and `loss_mask` are run lengths: [value, number of tokens]. */
 export interface Segment {
   num_tokens: number;
   versions: [number, number][];
@@ -91,7 +91,7 @@ export interface Discarded {
   reason: string;
 }
 
-export interface Whole {
+export interface LoadedRollout {
   id: string;
   file: string;
   request: {
@@ -137,36 +137,36 @@ export interface Filters {
 const job = (id: string): string => `/fine_tuning/jobs/${encodeURIComponent(id)}`;
 
 export function filtersOf(jobId: string): Promise<Filters> {
-  return patient(() => get(`${job(jobId)}/rollout_filters`));
+  return retryWhileIndexing(() => get(`${job(jobId)}/rollout_filters`));
 }
 
 export function summaries(jobId: string, query: Query, signal: AbortSignal | null = null): Promise<Page<Summary>> {
-  return patient(() => page(`${job(jobId)}/rollouts`, { ...query, view: "summary" }, signal));
+  return retryWhileIndexing(() => page(`${job(jobId)}/rollouts`, { ...query, view: "summary" }, signal));
 }
 
-/** The rollouts of a row in all files, oldest first, or in one. */
+/** Return the rollouts of a row, oldest first, in one file or in all files. */
 export function ofRow(jobId: string, row: string, file: string | null = null): Promise<Summary[]> {
   const query = { row, file, view: "summary", order: "oldest", limit: 100 };
-  return patient(() => all<Summary>(`${job(jobId)}/rollouts`, query, 1_000));
+  return retryWhileIndexing(() => all<Summary>(`${job(jobId)}/rollouts`, query, 1_000));
 }
 
 export function rowRewards(jobId: string, query: Query): Promise<Page<RowRewards>> {
-  return patient(() => page(`${job(jobId)}/row_rewards`, query));
+  return retryWhileIndexing(() => page(`${job(jobId)}/row_rewards`, query));
 }
 
-export function rollout(jobId: string, id: string): Promise<Whole> {
-  return patient(() => get(`${job(jobId)}/rollouts/${encodeURIComponent(id)}`));
+export function rollout(jobId: string, id: string): Promise<LoadedRollout> {
+  return retryWhileIndexing(() => get(`${job(jobId)}/rollouts/${encodeURIComponent(id)}`));
 }
 
 export function tokens(jobId: string, id: string, segment: number, start: number, limit: number): Promise<Tokens> {
-  return patient(() => get(`${job(jobId)}/rollouts/${encodeURIComponent(id)}/tokens`, { segment, start, limit }));
+  return retryWhileIndexing(() => get(`${job(jobId)}/rollouts/${encodeURIComponent(id)}/tokens`, { segment, start, limit }));
 }
 
-/** The last step that was done at a time in Unix seconds; null if none was. A dashboard's point is of that step. */
+/** Return the last step that had finished at a time in Unix seconds, such as a dashboard's; null before the first. */
 export async function stepAt(jobId: string, time: number): Promise<number | null> {
   let after: string | null = null;
   do {
-    const found: Page<JobEvent> = await page(`${job(jobId)}/events`, { limit: 1_000, after }); // the newest first
+    const found: Page<JobEvent> = await page(`${job(jobId)}/events`, { limit: 1_000, after }); // newest first
     const done = found.data.find((event) => event.type === "metrics" && event.created_at <= time);
     if (done) return Number(done.data?.["step"]);
     after = found.has_more ? found.last_id : null;
@@ -176,8 +176,8 @@ export async function stepAt(jobId: string, time: number): Promise<number | null
 
 const TRIES = 12;
 
-/** Asks again while the server is still indexing the rollouts, as those of an older run at their first reader. */
-async function patient<T>(ask: () => Promise<T>): Promise<T> {
+/** Retry while the server is still indexing the rollouts, such as at the first request for an older run. */
+async function retryWhileIndexing<T>(ask: () => Promise<T>): Promise<T> {
   for (let tries = 1; ; tries++) {
     try {
       return await ask();
@@ -189,17 +189,17 @@ async function patient<T>(ask: () => Promise<T>): Promise<T> {
   }
 }
 
-/** The thoughts and the text of a turn, without its calls unless they could not be read. */
-export function said(turn: Turn): { thoughts: string; text: string } {
+/** Split a turn into reasoning and text. Calls are removed from the text unless they are malformed. */
+export function splitText(turn: Turn): { reasoning: string; text: string } {
   const end = turn.text.lastIndexOf("</think>");
-  const thoughts = end < 0 ? "" : turn.text.slice(0, end).replaceAll("<think>", "").trim();
+  const reasoning = end < 0 ? "" : turn.text.slice(0, end).replaceAll("<think>", "").trim();
   let text = end < 0 ? turn.text : turn.text.slice(end + "</think>".length);
   if (turn.calls.length > 0 && turn.results.every((result) => result.error !== "malformed_call"))
     text = text.replace(/<tool_call>[^]*?(<\/tool_call>|$)/g, "");
-  return { thoughts, text: text.trim() };
+  return { reasoning, text: text.trim() };
 }
 
-/** The policy versions that sampled the tokens `start:stop` of a segment, such as "3" or "3–4". */
+/** Return the policy versions that sampled the tokens `start:stop` of a segment, such as "3" or "3–4". */
 export function versionsOf(segment: Segment | undefined, start = 0, stop = Infinity): string {
   const found: number[] = [];
   let at = 0;
@@ -219,17 +219,17 @@ export function sampledOf(rollout: Graded): number {
 
 export function callNote(result: Result): string {
   const retries = result.retries > 0 ? `${result.retries} ${result.retries === 1 ? "retry" : "retries"}` : "";
-  return [seconds(result.latency_s), retries, result.truncated ? "cut for the model" : ""].filter(Boolean).join(", ");
+  return [seconds(result.latency_s), retries, result.truncated ? "truncated for the model" : ""].filter(Boolean).join(", ");
 }
 
-/** A file in words: "step 12", "validation at step 5", "test after". */
+/** Return the display name of a file: "step 12", "validation at step 5", "test after". */
 export function fileName(file: string): string {
   const counted = /^(\w+)-0*(\d+)$/.exec(file);
   if (counted === null) return file.replaceAll("-", " ");
   return counted[1] === "step" ? `step ${counted[2]}` : `${counted[1]} at step ${counted[2]}`;
 }
 
-/** A row without its digest: its line. Two files may have rows of the same line; the whole id tells them apart. */
+/** Return the line of a row, without the digest of its id. Rows of two files may have the same line. */
 export function lineOf(rowId: string): string {
   return rowId.split("-", 1)[0] ?? rowId;
 }
