@@ -25,7 +25,7 @@ def test_an_empty_variable_is_not_set(environment: dict[str, str]) -> None:
         ("“sk-secret”", "curly quotes"),
         ("sk‑secret", "curly quotes"),
         ("sk-sec\nret", "line break"),
-        ("sk-sec ret", "blank"),
+        ("sk-sec ret", "a space"),
         ("sk-sec\x00ret", "control character"),
         ('"sk-secret"', "is enclosed in quotes"),
         ("'sk-secret'", "is enclosed in quotes"),

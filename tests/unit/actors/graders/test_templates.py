@@ -46,7 +46,7 @@ def test_a_template_is_rendered(template: str, text: str) -> None:
     ("path", "why"),
     [
         ("item.missing", "there is no 'missing' in an object with the keys"),
-        ("item.nested.list[1]", "there is no 1 in a list of 1"),
+        ("item.nested.list[1]", "there is no 1 in a list of length 1"),
         ("item.answer[0]", "there is no 0 in a value of type str"),
         ("item.nested[0]", "there is no 0 in an object"),
         ("sample.output_json.score", "there is no 'output_json'"),

@@ -52,7 +52,7 @@ def test_a_file_outside_of_the_folder_is_refused(name: Any) -> None:
 
 def test_files_are_counted() -> None:
     assert checked(request([f"{number}" for number in range(MAX_FILES)]), MEMORY)
-    with pytest.raises(ValueError, match="more than 100 files"):
+    with pytest.raises(ValueError, match="files: there are more than 100"):
         checked(request([f"{number}" for number in range(MAX_FILES + 1)]), MEMORY)
 
 

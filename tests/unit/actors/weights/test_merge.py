@@ -108,7 +108,7 @@ def test_an_adapter_of_another_model_is_not_merged(adapter: Path, tmp_path: Path
     found = AdapterFolder.read(adapter)
     assert found is not None
     shallow = save_model(tmp_path / "shallow", num_hidden_layers=1)
-    with pytest.raises(UserError, match=r"have no model.layers.1.mlp.up_proj.weight, .* merge it with PEFT"):
+    with pytest.raises(UserError, match=r"changes model.layers.1.mlp.up_proj.weight, which the files of .* do not contain. Merge with PEFT"):
         merge_adapter(found, shallow, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -120,7 +120,7 @@ def test_a_whole_model_a_lost_base_and_an_existing_folder_are_refused(
         return str(CliRunner().invoke(app, ["models", "merge", *map(str, arguments)]).exception)
 
     assert "has no adapter_config.json" in error_of(base, tmp_path / "out")
-    assert f"{tmp_path} exists" in error_of(adapter, tmp_path)
+    assert f"{tmp_path} already exists" in error_of(adapter, tmp_path)
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "/gone"}))
     assert "its base model cannot be used: the folder /gone does not exist" in error_of(adapter, tmp_path / "out")

@@ -172,7 +172,7 @@ def test_an_answer_that_is_not_json_names_the_base_url() -> None:
 def test_an_id_with_characters_that_cannot_be_sent_is_refused() -> None:
     with (
         httpx.Client(base_url="http://host") as client,
-        pytest.raises(UserError, match="characters that cannot be sent"),
+        pytest.raises(UserError, match="characters that are invalid in a URL"),
     ):
         ask(client, "GET", "/fine_tuning/jobs/ftjob\n1")
 

@@ -176,7 +176,7 @@ def test_texts_in_parts_are_joined_and_a_long_row_gets_room(api: FakeOpenAI, tmp
     job = checked(tmp_path / "moved")
     rows, _ = read_files(job)
     assert rows["training_file"][0].messages[0]["content"] == "What?\n" + "é " * 40_000
-    assert "joined, in 12 rows" in said
+    assert "were joined in 12 rows" in said
     assert isinstance(job.cluster.context_length, int) and 30_000 < job.cluster.context_length <= 40_960
 
 

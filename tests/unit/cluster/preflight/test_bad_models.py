@@ -75,7 +75,7 @@ def template(text: str) -> Callable[[Path], None]:
         (gguf_weights, "not_a_model", "has no weights", GGUF),
         (quantized("fp8"), "unsupported_model", "quantized (fp8)", "before it was quantized"),
         (quantized("mxfp4"), "unsupported_model", "quantized (mxfp4)", "Mxfp4Config(dequantize=True)"),
-        (template("{% if x %}"), "template_syntax", "line 1", "correct the template"),
+        (template("{% if x %}"), "template_syntax", "line 1", "correct the syntax"),
         (template(ENDLESS), "template_too_costly", "2 s of CPU time", "remove nested loops"),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_gguf_file_is_no_model(tmp_path: Path) -> None:
         ({"stop_tokens": ["the end"]}, "unknown_stop_token", "stop_tokens[0]", "'the end' is not", "added_tokens"),
         ({"tool_parser": "spells"}, "unknown_parser", "tool_parser", "'spells' does not exist", "use auto or one of"),
         ({"tool_parser": "pythonic"}, "calls_not_read", "tool_parser", "pythonic does not read the calls", "FOLDER"),
-        ({"chat_template": "{% if x %}"}, "template_syntax", "chat_template", "line 1", "correct the template"),
+        ({"chat_template": "{% if x %}"}, "template_syntax", "chat_template", "line 1", "correct the syntax"),
     ],
 )
 def test_options_that_do_not_fit_the_model_are_problems_of_their_fields(
@@ -115,7 +115,7 @@ def test_options_that_do_not_fit_the_model_are_problems_of_their_fields(
     ("leaves_out", "code", "message"),
     [
         ("{%- set tools = none -%}", "tools_not_in_prompt", "does not show the tool find_order"),
-        (NO_SYSTEM, "message_not_in_prompt", "of the role system"),
+        (NO_SYSTEM, "message_not_in_prompt", "with the role system"),
     ],
 )
 async def test_what_a_template_leaves_out_is_a_problem_of_each_row(

@@ -461,7 +461,7 @@ async def test_a_row_that_is_too_large_for_calls_is_named_by_line(case: Case) ->
     [
         ({"type": "objet"}, "is not valid"),
         ({"$ref": "#/$defs/none"}, "cannot be resolved"),
-        ({"type": "string", "pattern": "("}, "is not a regular expression"),
+        ({"type": "string", "pattern": "("}, "is not a valid ECMA-262 regular expression"),
         ({"type": "object", "required": "path"}, "$.required"),
     ],
 )

@@ -82,7 +82,7 @@ def test_alarms_come_before_the_figures_with_their_remedy_and_the_held_out_grade
     run.close()
     page = Page(write_report(run))
     first, _, figures = page.text.partition("Test file")
-    assert "The grader may be fooled." in first and "repair the grader or add a guard" in first
+    assert "The grader may be fooled." in first and "fix the grader or add a guard" in first
     assert page.text.count("held_out_grade_mean fell from 0.40 to 0.00") == 1 and "trace_<b>" in first
     assert "Held-out grade – → 0.250" in figures.partition("before after")[0]
     assert "held-out grade" in {curve["name"] for curve in page.charts["Grade and reward"]["data"]}

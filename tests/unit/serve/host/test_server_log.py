@@ -87,7 +87,7 @@ def test_information_is_not_written_and_a_record_and_the_file_are_bounded(tmp_pa
         for number in range(20):
             log.warning("number %d %s", number, "x" * 50_000)
     text = path.read_text()
-    assert "number 19" in text and "characters left out" in text and "disconnected" not in text
+    assert "number 19" in text and "characters omitted" in text and "disconnected" not in text
     sizes = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
     assert sizes.keys() == {"server-0.log", "server-0.log.1"} and max(sizes.values()) <= 100_000
 

@@ -226,7 +226,7 @@ async def test_a_first_call_waits_until_a_deadline_and_a_later_one_finds_the_eng
     hosted = make_world(first_call_wait_s=0.05)
     hosted.hosting.starts = AppState.STARTING
     error = await refused(hosted.ask("a"))
-    assert (error.status, error.code) == (503, "model_unavailable") and "being started" in error.message
+    assert (error.status, error.code) == (503, "model_unavailable") and "is starting" in error.message
     assert int(error.headers["Retry-After"]) > 0
     hosted.hosting.apps["a"] = AppState.RUNNING
     assert (await hosted.ask("a"))["id"] == "1"
@@ -250,7 +250,7 @@ async def test_a_call_for_another_model_waits_for_a_busy_one_until_a_deadline() 
     busy = hosted.ask("a")
     await until(lambda: hosted.hosting.calls["a"] == 1, within_s=10)
     error = await refused(hosted.ask("b"))
-    assert error.status == 503 and "in use" in error.message
+    assert error.status == 503 and "all of them are busy" in error.message
     assert not hosted.hosting.removed
     hosted.hosting.answer_now.set()
     await busy

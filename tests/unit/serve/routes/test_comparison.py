@@ -75,9 +75,9 @@ async def test_an_evaluation_has_not_changed_against_itself(server: Server) -> N
 
 async def test_an_evaluation_that_is_not_there_is_refused_with_those_that_are(server: Server) -> None:
     error = (await server.compare(server.job, f"{server.job}:../../x", status=400))["error"]
-    assert error["param"] == "side" and "it has test-before, test-after" in error["message"]
+    assert error["param"] == "side" and "use one of test-before, test-after" in error["message"]
     error = (await server.compare(server.job, server.queued, status=400))["error"]
-    assert error["param"] == "side" and "has none yet" in error["message"]
+    assert error["param"] == "side" and "has no evaluation of its test_file" in error["message"]
     assert (await server.compare(server.job, status=400))["error"]["param"] == "side"
 
 
@@ -86,7 +86,7 @@ async def test_different_rows_cannot_be_compared(server: Server) -> None:
     run.groups("test-after", [group(group_request(task=task("other"), purpose="test"), [1.0])])
     run.close()
     error = (await server.compare(f"{server.job}:test-after", server.queued, status=400))["error"]
-    assert "different rows were graded" in error["message"] and error["param"] == "side"
+    assert "the sides graded different rows" in error["message"] and error["param"] == "side"
 
 
 async def test_only_the_owner_and_admins_compare(server: Server) -> None:

@@ -38,7 +38,7 @@ def test_a_revoked_key_is_not_found_but_stays_in_the_list(any_database: Database
     assert keys.find(token) is None
     assert keys.revoke(key.id) == revoked and revoked.revoked_at is not None
     assert {key.id: key.revoked_at is None for key in keys.list()} == {key.id: False, stays.id: True}
-    with pytest.raises(UserError, match="no key 'x'"):
+    with pytest.raises(UserError, match="the key 'x' does not exist"):
         keys.revoke("x")
 
 

@@ -152,7 +152,7 @@ async def test_discarded_rollouts_do_not_affect_advantages(tmp_path: Path) -> No
 
 async def test_starvation_warns_and_then_stops_the_job(tmp_path: Path) -> None:
     made = Made(tmp_path, FakeRollouts(lambda request: [0.0] * 4), validate=False)
-    with pytest.raises(Halted, match=r"4 of 4 groups all wrong.*the rollouts of each row are all the same"):
+    with pytest.raises(Halted, match=r"4 of 4 groups all wrong.*all rollouts of each row are identical"):
         await made.loop.run()
     assert [event.times for event in made.sink.of(BatchStarved)] == [1, 2, 3]
     assert made.sink.of(BatchStarved)[0].without_signal == {"all_wrong": 4.0}
@@ -173,7 +173,7 @@ async def test_a_job_that_has_learned_all_ends_with_its_last_checkpoint(tmp_path
 
 async def test_a_job_whose_first_answers_are_all_right_has_nothing_to_train(tmp_path: Path) -> None:
     made = Made(tmp_path, FakeRollouts(lambda request: [1.0] * 4), validate=False)
-    with pytest.raises(Halted, match="every answer is right already; take harder rows"):
+    with pytest.raises(Halted, match="every answer is already right; use harder rows"):
         await made.loop.run()
 
 

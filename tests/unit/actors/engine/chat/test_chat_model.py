@@ -46,5 +46,5 @@ async def test_a_model_without_tools_refuses_tools_and_calls(
     refused = await model.chat(body, None)
     assert isinstance(refused, Refusal)
     assert (refused.status, refused.param, refused.code) == (400, param, "tools_unsupported")
-    assert "works without tools only" in refused.message and send in refused.message
+    assert "does not support tools, because no parser reads" in refused.message and send in refused.message
     assert [chunk async for chunk in model.stream(body, None)] == [refused]

@@ -106,7 +106,7 @@ async def test_a_job_that_is_silent_loses_its_line_and_the_last_one_ends_the_eng
     assert world.engine.jobs == ["a"]
     assert (await world.call("generate", "a", [1], {}))[0] == [7]
     refused = await world.call("generate", "b", [1], {})
-    assert isinstance(refused, EngineFailed) and "given up" in refused.message
+    assert isinstance(refused, EngineFailed) and "did not renew its lease" in refused.message
     await ticks(3 * (LEASE_TICKS + IDLE_TICKS))
     assert world.engine.jobs == [] and world.ended == [0]
 

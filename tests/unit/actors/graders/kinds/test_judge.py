@@ -182,7 +182,7 @@ async def test_an_invalid_answer_is_requested_again_and_its_tokens_count(pool: P
 @pytest.mark.parametrize("body", INVALID[:3])
 async def test_answers_that_stay_invalid_are_a_parse_error(pool: Pool, body: dict[str, Any]) -> None:
     async with FakeEndpoint(says(body)) as server:
-        with pytest.raises(GraderFailed, match=r"grader 'quality': model 'judge'.*3 times") as failed:
+        with pytest.raises(GraderFailed, match=r"grader 'quality': model 'judge'.*3 attempts") as failed:
             await pool(score(), server.url).grade(SAMPLE, ITEM, "t")
     assert len(server.received) == 3
     assert failed.value.details["code"] == "model_grader_parse_error"
@@ -329,7 +329,7 @@ async def test_a_400_that_names_another_field_is_no_reason_for_another_format(po
 
 async def test_answers_of_a_judge_without_schemas_are_read_as_strictly(pool: Pool) -> None:
     async with FakeEndpoint(says(completion('I think {"result": 1}'))) as server:
-        with pytest.raises(GraderFailed, match="its answer is not valid JSON, 3 times"):
+        with pytest.raises(GraderFailed, match="its answer is not valid JSON \\(3 attempts\\)"):
             await pool(score(), server.url, response_format="none").grade(SAMPLE, ITEM, "t")
 
 

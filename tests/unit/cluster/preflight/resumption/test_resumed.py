@@ -165,7 +165,7 @@ def test_a_job_file_of_a_resumed_run_is_read_alike(tmp_path: Path) -> None:
     spec, warnings = load_accepted_job(path, raw_job(naps=3), {})
     assert spec.reinforcement.limits.max_rollout_retries == 11 and warnings[0].startswith(f"{FIELD}: ")
     assert warnings[1] == "method.reinforcement.naps: this setting no longer exists; the run continues without it"
-    with pytest.raises(InvalidJob, match="2 mistakes"):
+    with pytest.raises(InvalidJob, match="2 errors"):
         load_accepted_job(path, raw_job(), {})  # the run did not have it: it is a mistake
 
 
