@@ -50,7 +50,7 @@ def test_a_job_that_is_killed_three_times_and_loses_its_learner_trains_each_row_
             output = []
             for line in process.stdout:
                 output.append(line)
-                if "training" in line and not any("starts again" in earlier for earlier in output):
+                if "training" in line and not any("restarts from the last checkpoint" in earlier for earlier in output):
                     kill("RankProcess")
             assert process.wait() == 0, "".join(output)
         assert processes_left() == []

@@ -160,7 +160,7 @@ async def test_a_further_job_waits_until_one_has_left_or_has_been_killed(
     await further.start()
     assert (await sample(further, 1)).versions[0] == 0
     await further.leave()
-    with pytest.raises(EngineFailed, match="given up its line"):
+    with pytest.raises(EngineFailed, match="did not renew its lease"):
         await sample(further, 1)
 
 

@@ -33,7 +33,7 @@ def budget(cpu_s: float = 1.0, mib: float = 100.0, *, children: bool = True) -> 
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
         gc.set_threshold(*thresholds)
     spent, grown = _cpu_s(children) - begun, (_status("VmHWM") - before) / MIB
-    assert spent <= cpu_s, f"took {spent:.2f} s of a processor, {cpu_s:g} s are allowed"
+    assert spent <= cpu_s, f"took {spent:.2f} s of CPU time, {cpu_s:g} s are allowed"
     assert grown <= mib, f"took {grown:.0f} MiB, {mib:g} MiB are allowed"
 
 
@@ -44,7 +44,7 @@ def budget_of(pid: int, cpu_s: float = 1.0, mib: float = 100.0) -> Iterator[None
     before, begun = _status("VmRSS", pid), cpu_of(pid)
     yield
     spent, grown = cpu_of(pid) - begun, (_status("VmHWM", pid) - before) / MIB
-    assert spent <= cpu_s, f"took {spent:.2f} s of a processor, {cpu_s:g} s are allowed"
+    assert spent <= cpu_s, f"took {spent:.2f} s of CPU time, {cpu_s:g} s are allowed"
     assert grown <= mib, f"took {grown:.0f} MiB, {mib:g} MiB are allowed"
 
 
