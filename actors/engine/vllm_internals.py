@@ -325,7 +325,9 @@ def rotary_kernel() -> Callable[..., Any]:
 def replace_rotary_kernel(kernel: Callable[..., Any]) -> None:
     """Make all models that this process loads later use `kernel` for rotary positions on CPUs.
 
-    Uses, why and unnecessary once: see `rotary_kernel`.
+    Uses: `RotaryEmbedding.forward_cpu`.
+    Why: as for `rotary_kernel`.
+    Unnecessary once: as for `rotary_kernel`.
     """
     from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
@@ -395,7 +397,8 @@ def complete_cache(runner: Any) -> tuple[int, int, int] | None:
     None if no layer attends to all tokens.
 
     Uses: the `kv_cache_config` of the model runner, and `FullAttentionSpec`.
-    Why and unnecessary once: see `watch_routers`.
+    Why: as for `watch_routers`.
+    Unnecessary once: as for `watch_routers`.
     """
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
@@ -414,7 +417,8 @@ def running_requests(runner: Any, scheduled: Any, cache: int) -> Iterator[tuple[
     Yields id, number of tokens in the step, number of tokens before the step, and blocks in the cache with this number.
 
     Uses: the `input_batch` of the model runner, and `SchedulerOutput.num_scheduled_tokens`.
-    Why and unnecessary once: see `watch_routers`.
+    Why: as for `watch_routers`.
+    Unnecessary once: as for `watch_routers`.
     """
     batch = runner.input_batch
     blocks = batch.block_table[cache].get_numpy_array()

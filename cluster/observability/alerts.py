@@ -403,7 +403,7 @@ ALERTS = (
         "5m",
         "the last checkpoint of {{ $labels.job }} was {{ $value | humanizeDuration }} ago",
         "If the driver is killed now, the steps since then must be repeated.",
-        "Job dashboard, 'Age of the checkpoint' and 'Step time'. If "
+        "Job dashboard, 'Checkpoint age' and 'Step time'. If "
         "`cluster.checkpoint_interval` is the cause, lower it: a resumed job may change it. If checkpoints were "
         "frequent until now, see NoProgress. To save one now, pause the job (or end it with SIGTERM) and resume it.",
     ),

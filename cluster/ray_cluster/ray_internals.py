@@ -84,7 +84,9 @@ def store_value(key: str, value: str, namespace: bytes) -> None:
 def stored_value(key: str, namespace: bytes) -> str | None:
     """Return the string that `store_value` stored; None if the key is missing.
 
-    Uses: `ray.experimental.internal_kv`, like `store_value`.
+    Uses: `ray.experimental.internal_kv`.
+    Why: as for `store_value`.
+    Unnecessary once: as for `store_value`.
     """
     from ray.experimental.internal_kv import _internal_kv_get
 

@@ -190,7 +190,7 @@ def test_guesses_from_many_addresses_are_limited_together_in_bounded_memory() ->
     failed = FailedLogins(lambda: now[0])
     waits = [failed.wait_s(f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}") for i in range(MAX_ADDRESSES + 5_000)]
     assert sum(wait == 0 for wait in waits) == ALL_FAILED_LOGINS
-    assert len(failed._of) == MAX_ADDRESSES
+    assert len(failed._by_address) == MAX_ADDRESSES
     now[0] += 60
     assert failed.wait_s("10.0.0.9") == 0, "a minute later it counts again"
 

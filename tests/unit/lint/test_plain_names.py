@@ -15,7 +15,7 @@ def look_before() -> int: ...
 
 
 def test_replaced_words_are_found_in_each_kind_of_name() -> None:
-    found = [line.split(":", 2)[1:] for line in odd(list(defined("serve/seats.py", SOURCE)))]
+    found = [line.split(":", 2)[1:] for line in odd(list(defined("seats.py", SOURCE)))]
     assert sorted((int(line), text.split(":")[0].strip()) for line, text in found) == [
         (1, "class 'Seats'"),
         (1, "module 'seats'"),
@@ -27,5 +27,5 @@ def test_replaced_words_are_found_in_each_kind_of_name() -> None:
 
 
 def test_a_class_name_is_used_once() -> None:
-    names = [*defined("serve/a.py", "class Row: ..."), *defined("serve/b.py", "class Row: ...\nclass Column: ...")]
-    assert list(repeated(names)) == ["serve/a.py:1: class 'Row' is also defined in serve/b.py:1"]
+    names = [*defined("a.py", "class Row: ..."), *defined("b.py", "class Row: ...\nclass Column: ...")]
+    assert list(repeated(names)) == ["a.py:1: class 'Row' is also defined in b.py:1"]

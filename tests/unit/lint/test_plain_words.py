@@ -72,5 +72,5 @@ class Engine:
 
 
 def test_docstrings_of_the_product_do_not_open_with_half_a_sentence() -> None:
-    assert [(hit.line, hit.phrase) for hit in hits("serve/engine.py", ATTRIBUTE)] == [(5, "What"), (8, "How")]
+    assert [(hit.line, hit.phrase) for hit in hits("engine.py", ATTRIBUTE)] == [(5, "What"), (8, "How")]
     assert hits("tests/test_engine.py", ATTRIBUTE) == []
