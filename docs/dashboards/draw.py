@@ -77,7 +77,9 @@ def bundle(modules: Path, out: Path) -> None:
     """Bundles the page with the packages in `modules` (a `node_modules`) as page.js and page.css."""
     out.mkdir(parents=True, exist_ok=True)
     options = ["--bundle", "--minify", "--log-level=error", f"--outfile={out / 'page.js'}", *LOADERS]
-    esbuild = next(modules.resolve().glob("@esbuild/*/bin/esbuild"))
+    esbuild = next(modules.resolve().glob("@esbuild/*/bin/esbuild"), None)
+    if esbuild is None:
+        raise FileNotFoundError(f"{modules} has no esbuild; `make nightly` installs the packages")
     subprocess.run([esbuild, PAGE, *options], check=True, env=os.environ | {"NODE_PATH": str(modules.resolve())})
 
 
