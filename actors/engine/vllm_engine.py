@@ -156,9 +156,8 @@ class Engine:
         )
         tenant, output = self._tenant(job), None
         async with self._admission.slot(job, order):
-            while (
-                output is None or output.finish_reason == "abort"
-            ):  # aborted by an update before it started, or by `sleep`
+            # An update aborts a request that has not started, and `sleep` aborts any.
+            while output is None or output.finish_reason == "abort":
                 await self._not_updating.wait()
                 paused = self._updates.paused_s
                 with self._slots.take(self._next_request_id()) as slot:

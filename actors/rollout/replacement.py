@@ -253,18 +253,16 @@ class EngineSeats:
             async with self.publishing:  # no weights are published during `collect`
                 published = self._sync.last if self._sync is not None else None
             if self._sync is not None and published is not None:
-                with suppress(
-                    WeightsLost
-                ):  # the loss of the learner is detected soon, and its weights are published again
+                # The loss of the learner is detected soon, and its weights are published again.
+                with suppress(WeightsLost):
                     outcome = await self._sync.catch_up(published, seat.worker, len(self.seats))
                     if isinstance(outcome, EngineFailed):
                         raise outcome
             async with self._state_changed:
                 if self._sync is not None and self._sync.is_lost:
                     await self._wait_for_republish(self._sync, seat)
-                elif (
-                    self._sync is None or self._sync.last is published
-                ):  # no newer version was published while this one loaded
+                # Otherwise a newer version was published while this one loaded.
+                elif self._sync is None or self._sync.last is published:
                     seat.ready = True
                     self._state_changed.notify_all()
                     return

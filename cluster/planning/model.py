@@ -92,7 +92,7 @@ def kinds_of_layers(config: Mapping[str, Any], layers: int) -> list[str]:
 
 
 def _state_bytes(config: Mapping[str, Any]) -> int:
-    """Return the bytes of one layer's state in float32; 0 if config.json has none of the known keys."""
+    """Return the bytes of one layer's state in float32; 0 if config.json lacks the known keys."""
     for keys in (CONVOLUTION, *STATES):
         sizes = [config.get(key) for key in keys]
         if all(isinstance(size, int) for size in sizes):

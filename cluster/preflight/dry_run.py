@@ -158,7 +158,7 @@ async def _try_grader(
 
 
 def _failure_problem(error: RftError, code: str, field: str, headers: str, fix: str, may_take_s: float) -> Problem:
-    """Return the problem of a failed call. `fix` is its remedy if the kind of failure has none.
+    """Return the problem of a failed call. `fix` is used if the kind of failure has no fix.
 
     `may_take_s` is the endpoint's own timeout, which may be longer than the timeout of the trial call.
     """

@@ -111,9 +111,8 @@ class Mirror:
                 self._copy(RunEvent.from_line(json.loads(line)))
         if self._resumed:  # a JobEnded event from before the run was resumed
             self._resumed, self._outcome = False, None
-        if (
-            self._outcome is not None and self._store.get(self.id).status == "running"
-        ):  # the run was not resumed after its JobEnded event
+        # The job is still running in the store if the run was not resumed after its JobEnded event.
+        if self._outcome is not None and self._store.get(self.id).status == "running":
             self._store.move(self.id, ENDS[self._outcome])
 
     def _copy(self, event: RunEvent) -> None:

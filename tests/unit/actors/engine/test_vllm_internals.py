@@ -1,4 +1,4 @@
-"""What is read out of vLLM's undocumented objects: of a model runner by stand-ins, else of vLLM itself."""
+"""Values read from vLLM's undocumented objects: stand-ins for the model runner, vLLM itself for the others."""
 
 from __future__ import annotations
 

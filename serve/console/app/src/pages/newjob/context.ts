@@ -6,7 +6,7 @@ export const FORM = Symbol("form");
 
 export interface FormContext {
   schema: RequestSchema;
-  /** Problem that the check found in a field; empty if there is none. */
+  /** Problem that the check found in a field; empty if the field is valid. */
   problem(path: string): string;
   /** Values to choose from, such as the server's models and files; null if any value is allowed. */
   offered(path: string): { value: string; label: string }[] | null;
